@@ -1,4 +1,4 @@
-"""The LoRA adapters of an engine: those that its executor has, and the answers to requests for loading."""
+"""The LoRA adapters that an engine's executor has loaded, and the results of requests to load adapters."""
 
 from typing import Protocol
 

@@ -290,8 +290,8 @@ def _slo_chunks(
 
 def _first_prompts(prompts: list[Prefilling], tokens: int) -> list[Prefilling]:
     """Return the first prompts that together have `tokens` tokens to compute, and all prompts that hold
-    memory. Without the latter no prompt might be computed: the first ones may be unable to start while the
-    memory is held."""
+    memory. Without the prompts that hold memory, no prompt might be computed: the first prompts may be
+    unable to start while the memory is held."""
     sums = accumulate(view.remaining for _, view in prompts)
     first = 1 + sum(1 for so_far in sums if so_far < tokens)
     return [entry for number, entry in enumerate(prompts) if number < first or entry[1].running]

@@ -154,7 +154,8 @@ class BlockTables:
             self.pool.forget(block)
 
     def drop(self, sequence: EngineSequence) -> None:
-        """Release all of the sequence's blocks. Lookups still find those in the prefix index."""
+        """Release all of the sequence's blocks. Lookups still find the blocks that are in the prefix
+        index."""
         self.pool.release(sequence.kv.blocks)
         sequence.kv.blocks = []
         sequence.kv.computed = [0] * self.groups

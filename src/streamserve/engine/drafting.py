@@ -1,5 +1,5 @@
-"""Drafting for a step: request trees, collect those that arrive in time, and select the nodes that are worth
-verifying."""
+"""Drafting for a step: request trees, collect the trees that arrive in time, and select the nodes that are
+worth verifying."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

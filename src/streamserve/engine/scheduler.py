@@ -55,8 +55,8 @@ class _Step:
       their next block.
     * `admission_open`: whether waiting sequences may still start. False once a sequence has to wait that must
       not be overtaken, or no prefix waits are left.
-    * `pending_hashes`: hashes of the blocks that running sequences are about to compute; first those of
-      sequences that are not deferred, then those of deferred ones.
+    * `pending_hashes`: hashes of the blocks that running sequences are about to compute, with the blocks of
+      deferred sequences last.
     * `has_complete_prompt`: whether a complete prompt is part of the step.
     """
 

@@ -63,7 +63,7 @@ class MemoryClaim(Enum):
     Otherwise two prompt streams that do not both fit into memory would evict each other for ever.
 
     * ANY: free blocks, and the blocks of lower-ranked sequences, which are evicted.
-    * FREE: free blocks. The stream evicts no other sequence, and ranks below those with the claim ANY.
+    * FREE: free blocks. The stream evicts no other sequence, and ranks below streams with the claim ANY.
     * NONE: no blocks. The stream has nothing to compute.
     """
 

@@ -75,8 +75,8 @@ class Checkpoint:
         return name in self._files
 
     def check(self, headers: Mapping[str, ExpectedTensor], ignored: Iterable[str] = ()) -> None:
-        """Raise CheckpointError unless the tensors are exactly those of `headers`. Further tensors are
-        allowed if their names end in one of `ignored`."""
+        """Raise CheckpointError unless the checkpoint has exactly the tensors of `headers`. Further tensors
+        are allowed if their names end in one of `ignored`."""
         for name, expected in headers.items():
             if name not in self._files:
                 if expected.optional:

@@ -103,8 +103,8 @@ def inverse_frequencies(rope: RopeSpec, dim: int) -> Tensor:
 
 
 def _llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
-    """Return frequencies with long wavelengths stretched by `factor`, short ones kept, and those in between
-    blended."""
+    """Return frequencies whose long wavelengths are stretched by `factor` and short wavelengths unchanged; in
+    between, the two are blended."""
     wavelengths = 2 * math.pi / frequencies
     longest = rope.original_positions / rope.low_freq_factor
     shortest = rope.original_positions / rope.high_freq_factor

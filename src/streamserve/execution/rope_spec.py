@@ -26,7 +26,7 @@ Scaling = Literal["default", "factors", "linear", "llama3", "longrope", "yarn"]
 
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 KINDS_BY_LAYER = ("default", "linear", "yarn")
-"""Supported values of `rope_type`, and of those with separate rope parameters for kinds of layers."""
+"""Supported values of `rope_type`: for one set of rope parameters, and for a set for each kind of layer."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The target's tokens are a function of its logits and of the noise for each output index. The walk begins at
 the root, samples the target's token, and goes on to the child with this token, whose logits are then valid.
-It ends where there is no such child. The tokens equal those of plain decoding, for every tree and drafter.
+It ends where there is no such child. The tokens equal plain decoding, for every tree and drafter.
 """
 
 from collections.abc import Callable, Sequence

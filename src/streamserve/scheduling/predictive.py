@@ -20,7 +20,7 @@ class Predictive:
       present speedup of speculation there.
     * A candidate whose free KV is too small for the request, or whose sequence slots are taken, counts as
       missing one more target.
-    * Each candidate is predicted by the step costs of its own workers. Where one is unknown, `fallback`
+    * Each candidate is predicted by the step costs of its own workers. If a step cost is unknown, `fallback`
       chooses.
 
     `output` is the expected number of output tokens. Candidates that have been silent for more than `stale`

@@ -362,8 +362,8 @@ class Round:
             self.drafted[id] = CalibratedDraft(calibrate(tree, sampled), shape, sampled)
 
     def learn(self, step: MeasuredStep) -> None:
-        """Learn costs and acceptance from the executed step. The target's tokens judge all draft tokens, also
-        those not selected for verification: the statistics of selected ones would overestimate acceptance."""
+        """Learn costs and acceptance from the executed step. The target's tokens judge all draft tokens, not
+        only tokens selected for verification: their statistics alone would overestimate acceptance."""
         speculation = self._speculation
         if self._trials:
             self._trials.record(speculation.step_cost(step.query_tokens, step.kv_tokens), step.seconds)

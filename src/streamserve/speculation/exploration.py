@@ -20,7 +20,7 @@ DRAFT_TRIAL = 64
 """Steps before the first draft trial."""
 TRIAL_LEVELS = 4
 """Draft trials are made while the proposed trees have at most this depth. A trial's chain has at most twice
-as many levels."""
+this depth."""
 TRIAL_STEPS = 4.0
 """Maximum estimated seconds of a draft trial's step, relative to the step with the proposed shapes."""
 TRIAL_GAIN = 1.4

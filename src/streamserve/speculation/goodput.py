@@ -262,9 +262,9 @@ class _Targets:
                 return counts
 
     def help_others(self, counts: Sequence[int]) -> list[int]:
-        """Return `counts` with more nodes for the requests below target, those with the smallest requirements
-        first. A request gets nodes while a node brings it more tokens than its time costs all requests below
-        target: f(v) > dT sum(1 / tpot)."""
+        """Return `counts` with more nodes for the requests below target, in ascending order of requirements.
+        A request gets nodes while a node brings it more tokens than its time costs all requests below target:
+        f(v) > dT sum(1 / tpot)."""
         counts, total, met = list(counts), sum(counts), set(self.met)
         lagging = [
             i

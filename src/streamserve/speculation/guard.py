@@ -30,9 +30,8 @@ NEAR = 3
 
 
 class Mode(Enum):
-    """How a step ran. AHEAD is a plain step that was launched before the results of the step before it were
-    known. It takes less time than a PLAIN step, and where steps run ahead, plain decoding consists of such
-    steps."""
+    """How a step ran. AHEAD is a plain step that was launched before the previous step's results were known.
+    It takes less time than a PLAIN step, and where steps run ahead, plain decoding consists of such steps."""
 
     SPECULATING = auto()
     PLAIN = auto()

@@ -42,7 +42,7 @@ class Outlook:
     * `load`: the share of the engine's sequence slots that are taken.
     * `acceptance`: the share of the last step's draft tokens that was accepted (None if it had none).
     * `accepted`: accepted draft tokens of the last step. `tested`: its draft tokens up to the first rejected
-      one of each request; the target says nothing of those after it.
+      token of each request; the target does not judge later tokens.
     * `throughput`: recent tokens a second.
     """
 

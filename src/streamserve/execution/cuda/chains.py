@@ -171,8 +171,8 @@ class DeviceChains:
         return DraftedChains(len(spans), host, finite, self._target is not None, stopwatch)
 
     def _loop(self, spans: Sequence[Span], lengths: Ints, drafted: Tensor, after: Tensor | None) -> None:
-        """Launch the passes over all draft tokens except each chain's last. `drafted` [levels, 2, rows] holds
-        tokens and their probabilities, of which those of level 0 have been chosen."""
+        """Launch the passes over all draft tokens except each chain's last. `drafted` [levels, 2, rows]:
+        memory for tokens and their probabilities; it already has level 0."""
         ends = np.array([span.start + len(span.tokens) for span in spans])
         prepared = self._prepare(spans, ends, lengths)
         starts = ends if after is None else np.array([span.start + 1 for span in spans])

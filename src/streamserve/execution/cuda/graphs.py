@@ -36,8 +36,8 @@ class Graphs(Protocol):
     firsts: int
 
     def run(self, shape: Hashable, work: Callable[[], object]) -> None:
-        """Run `work`, perhaps by replaying a graph. It must be the same at every call for one `shape`. It
-        must not wait for the device, and depend only on values in its buffers."""
+        """Run `work`, perhaps by replaying a graph. All calls with one `shape` must pass equal work. It must
+        not wait for the device, and must depend only on values in its buffers."""
         ...
 
     def direct(self, shape: Hashable, work: Callable[[], object]) -> None:

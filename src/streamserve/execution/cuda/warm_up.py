@@ -51,7 +51,7 @@ def capture(runner: Runner, sequences: int, drafter: Drafter | None = None) -> N
 
 
 def _capture_chains(runner: Runner, chains: DeviceChains, sequences: int) -> None:
-    """Capture the passes that draft chains for up to CHAINS of the sequences, and those that verify them."""
+    """Capture the passes that draft and verify chains for up to CHAINS of the sequences."""
     began, count = time.monotonic(), min(CHAINS, sequences)
     rows = bucket(count * (CHAIN_LEVELS + 1)) or ROWS[-1]
     chains.warm_up(count, CHAIN_LEVELS)

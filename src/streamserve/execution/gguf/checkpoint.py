@@ -68,7 +68,7 @@ class GgufCheckpoint:
         return self._model.path
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise CheckpointError unless the tensors are exactly those of `shapes`."""
+        """Raise CheckpointError unless the checkpoint has exactly the tensors of `shapes`."""
         tensors = self._model.tensors
         known = {ROPE_FREQUENCIES, ROPE_SHORT, ROPE_LONG}
         for name, shape in shapes.items():

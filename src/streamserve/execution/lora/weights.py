@@ -41,7 +41,7 @@ _OTHERS = {
 
 
 class LinearKind(IntEnum):
-    """The linear maps of a layer, with joined matrices; the values equal those of cpp/lora.h: LoraMap."""
+    """The linear maps of a layer, with joined matrices. The values equal LoraMap in cpp/lora.h."""
 
     QKV = 0
     OUT = 1

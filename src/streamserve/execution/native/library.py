@@ -46,19 +46,19 @@ log = logging.getLogger(__name__)
 _LARGE_PAGE = 2 << 20
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Dtypes that weights can be packed from; the values equal those of cpp/pack.h."""
+"""Dtypes that weights can be packed from, with the values of cpp/pack.h."""
 
 
 BLOCKS = {
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13,
     "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
 }  # fmt: skip
-"""Types of GGUF's blocks; the values equal those of cpp/blocks.h."""
+"""Types of GGUF's blocks, with the values of cpp/blocks.h."""
 
 
 class PackResult(IntEnum):
-    """The result of packing blocks; the values equal those of cpp/pack.h. NOT_HELD: the scales do not fit
-    into the requested type."""
+    """The result of packing blocks, with the values of cpp/pack.h. NOT_HELD: the scales do not fit into the
+    requested type."""
 
     PACKED = 0
     NOT_FINITE = 1
@@ -66,7 +66,7 @@ class PackResult(IntEnum):
 
 
 class Path(IntEnum):
-    """The instruction sets of the kernels; the values equal those of cpp/common.h."""
+    """The instruction sets of the kernels, with the values of cpp/common.h."""
 
     PORTABLE = 0
     AVX2 = 1
@@ -76,7 +76,7 @@ class Path(IntEnum):
 
 
 class Numbers(IntEnum):
-    """The kind of a weight's numbers; the values equal those of cpp/common.h."""
+    """The kind of a weight's numbers, with the values of cpp/common.h."""
 
     PLAIN = 0
     INTEGERS = 1
@@ -84,7 +84,7 @@ class Numbers(IntEnum):
 
 
 class ScaleType(IntEnum):
-    """The type of the scales of integers; the values equal those of cpp/common.h."""
+    """The type of the scales of integers, with the values of cpp/common.h."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -93,7 +93,7 @@ class ScaleType(IntEnum):
 
 
 class Activation(IntEnum):
-    """The activation of an MLP's gates; the values equal those of cpp/common.h."""
+    """The activation of an MLP's gates, with the values of cpp/common.h."""
 
     SILU = 0
     GELU = 1

@@ -54,7 +54,7 @@ class StepFloor:
     * `itemsize`: bytes of a number of weights and cache. `format`: the format of the layers' matrices, if
       they are quantized; `head`: the format of the head.
     * `kv_vector_bytes`: bytes of a key or value of one head; by default `itemsize` a number.
-    * `layer_parameters`: weights of all layers. `token_parameters`: those multiplied for one token.
+    * `layer_parameters`: weights of all layers. `token_parameters`: weights multiplied for one token.
     """
 
     def __init__(

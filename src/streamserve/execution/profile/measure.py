@@ -155,8 +155,8 @@ class Bench:
         self._kv_token_bytes = bytes_per_block(spec, 1, dtype, loaded.cache.quantized)
         self._work = step_floor(loaded, 1.0, 1.0)
         self._weight_bytes = self._work.layer_bytes + self._work.head_bytes
-        # Read as many bytes as the weights have: a model that fits into a CPU cache is compared with the
-        # bandwidth of that cache.
+        # The read has the size of the weights: a model that fits into a CPU cache is compared with the
+        # cache's bandwidth.
         self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
         max_blocks = min(KV_BYTES, available_bytes() // 4) // (self._kv_token_bytes * limits.block_size)
         self._grid = grid_points(effort.query_tokens, effort.contexts, limits, max_blocks)

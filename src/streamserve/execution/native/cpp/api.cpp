@@ -17,7 +17,8 @@ namespace {
 
 enum Shared { INPUT = 0 };
 
-// `count` bytes, then zeros up to `size`: 64 or 128, of which the usual whole copies are a few instructions.
+// Copy `count` bytes, then write zeros up to `size`, which is 64 or 128. Constant sizes let the compiler copy
+// a whole chunk, the usual case, in a few instructions.
 void copy_chunk(char* to, const char* from, size_t count, size_t size) {
     if (count == size && size == 64) {
         std::memcpy(to, from, 64);
@@ -29,13 +30,13 @@ void copy_chunk(char* to, const char* from, size_t count, size_t size) {
     }
 }
 
-// `x` [rows, k] with `stride` numbers between rows, padded and laid out for the kernels.
+// Copy `x` [rows, k], with `stride` numbers between rows, to the layout of the kernels, padded.
 Rows lay_out(Pool& pool, const Linear& linear, const void* x, size_t stride, int rows) {
     size_t number = size_of(linear.type);
     char* memory = pool.shared(INPUT, rows_bytes(rows, linear.type, linear.k_padded));
     Rows to = rows_for(memory, linear.path, linear.type, linear.k_padded);
     int chunks = linear.k_padded / CHUNK;
-    // A tile's 16 rows chunk by chunk: what is written is then adjacent.
+    // Copy a tile's 16 rows chunk by chunk: with AMX, adjacent memory is written.
     pool.run([&](int) {
         for (int tile; (tile = pool.claim()) < ceil_div(rows, ROW_TILE);) {
             int first = tile * ROW_TILE, last = first + ROW_TILE < rows ? first + ROW_TILE : rows;
@@ -58,7 +59,7 @@ extern "C" {
 
 int ss_path_supported(int path, int type) noexcept { return path_supported(path, type); }
 
-// Operations of all threads together; see multiply_registers.
+// Return the number of operations of all threads together. See multiply_registers.
 double ss_multiply_registers(void* pool_, int path, int bits, int rounds) noexcept {
     Pool& pool = *static_cast<Pool*>(pool_);
     double operations = 0;
@@ -69,7 +70,7 @@ double ss_multiply_registers(void* pool_, int path, int bits, int rounds) noexce
     return operations;
 }
 
-// A pool; or null if the system refuses a thread, with the reason in `error` as an errno.
+// Return a new pool, or null if the system refuses a thread or memory, with the errno in `error`.
 void* ss_pool_new(int threads, const int32_t* cpus, int32_t* error) noexcept {
     try {
         return new Pool(threads, cpus);
@@ -82,7 +83,7 @@ void* ss_pool_new(int threads, const int32_t* cpus, int32_t* error) noexcept {
 }
 void ss_pool_delete(void* pool) noexcept { delete static_cast<Pool*>(pool); }
 
-// pack.h: `rows` [n_padded]; both return whether all numbers are finite.
+// See pack.h. `rows` [n_padded]. ss_pack and ss_quantize return whether all numbers are finite.
 int ss_pack(void* pool, const Linear* linear, const void* const* rows, int source, void* to) noexcept {
     return pack(*static_cast<Pool*>(pool), *linear, {rows, source}, to);
 }
@@ -97,20 +98,20 @@ void ss_pack_integers(void* pool, const Linear* linear, const uint8_t* const* ro
     pack_integers(*static_cast<Pool*>(pool), *linear, rows, to);
 }
 
-// pack.h: `rows` and `types` [n_padded]; returns a PackResult.
+// See pack.h. `rows` and `types` [n_padded]. Returns a PackResult.
 int ss_pack_blocks(void* pool, const Linear* linear, const uint8_t* const* rows, const int32_t* types, void* to,
                    void* scales, float* minimums) noexcept {
     Pool& own = *static_cast<Pool*>(pool);
     return int(pack_blocks(own, *linear, {rows, types}, to, scales, minimums));
 }
 
-// pack.h; returns whether all numbers are finite.
+// See pack.h. Returns whether all numbers are finite.
 int ss_unpack_floats(void* pool, const uint8_t* const* rows, const int32_t* types, int count, int k, int type,
                      void* to) noexcept {
     return unpack_floats(*static_cast<Pool*>(pool), {rows, types}, count, k, type, to);
 }
 
-// Outputs `rows` [count] of a packed weight to `to` [count, k].
+// Unpack the outputs `rows` [count] of a packed weight to `to` [count, k].
 void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, void* to) noexcept {
     Pool& pool = *static_cast<Pool*>(pool_);
     size_t size = size_t(linear->k) * size_of(linear->type);
@@ -121,8 +122,8 @@ void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, 
     }, light(linear->path, count, size_t(linear->k)));
 }
 
-// out [rows, n] = x [rows, k] Wᵀ + b, of the weight's type, or float32 if `wide`: then multiplied by `scale`,
-// and with a `cap` other than 0 bounded by it.
+// out [rows, n] = x [rows, k] Wᵀ + b, in the weight's type or, if `wide`, in float32. Wide results are
+// multiplied by `scale` and, with a `cap` other than 0, capped: cap · tanh(y / cap).
 void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, int rows, void* out, int wide,
                float scale, float cap) noexcept {
     Pool& pool = *static_cast<Pool*>(pool_);
@@ -159,10 +160,10 @@ void ss_select_draft_tokens(void* pool, const float* logits, int vocabulary, con
     select_draft_tokens(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, best, tokens, scores);
 }
 
-// Memory that is about to be filled and read in large pieces: fewer, larger pages where the system has them.
+// Request large pages for memory that will be filled and read in large pieces.
 void ss_large_pages(void* from, size_t bytes) noexcept { madvise(from, bytes, MADV_HUGEPAGE); }
 
-// For measuring: the sum of some memory, read by all threads as fast as they can.
+// Return the sum of some memory, read by all threads. Used to measure the memory's rate.
 uint64_t ss_read(void* pool_, const uint64_t* from, size_t words) noexcept {
     Pool& pool = *static_cast<Pool*>(pool_);
     constexpr size_t piece = 1 << 14;

@@ -14,10 +14,10 @@ namespace streamserve {
 namespace {
 
 constexpr float LOG2_E = 1.44269504089f;
-constexpr float INFINITE_POWER = 128;  // 2 to this power, and any higher one, is infinite
+constexpr float INFINITE_POWER = 128;  // 2 to this power or a higher one is infinite
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-// The softmax of some queries so far: weighted sums [query][padded dim], largest scores, sums of weights.
+// The softmax so far of some queries: weighted sums [query][padded dim], largest scores, sums of weights.
 struct State {
     float *sums, *largest, *weights;
 
@@ -41,11 +41,11 @@ float power(float exponent) {
     return lane_of<V>([](V x) { return power_of_two(x); }, exponent);
 }
 
-// Adds a range's result to the total of the ranges before it.
+// Merge a range's result into the total of the previous ranges.
 template <class V>
 void merge(const State& total, const State& range, int query, int stride) {
     State to = total.from(query, stride), add = range.from(query, stride);
-    if (*add.largest == NEVER) return;  // saw nothing
+    if (*add.largest == NEVER) return;  // the query sees no key of the range
     float largest = std::max(*to.largest, *add.largest);
     V keep = V::set(power<V>(*to.largest - largest)), gain = V::set(power<V>(*add.largest - largest));
     for (int d = 0; d < stride; d += V::lanes) {
@@ -57,7 +57,7 @@ void merge(const State& total, const State& range, int query, int stride) {
     *to.largest = largest;
 }
 
-// The largest score of keys `from` to `until`; the others up to a whole chunk become -inf.
+// Return the largest score of keys `from` to `until`. Other scores, up to whole chunks, are set to -inf.
 template <class V>
 float mask(float* scores, int from, int until) {
     int end = round_up(until, CHUNK);
@@ -68,7 +68,7 @@ float mask(float* scores, int from, int until) {
     return largest.largest();
 }
 
-// A weight has the precision of keys and values, also where products are taken in float32.
+// Store weights in the precision of T even where products are in float32: all paths compute the same bits.
 template <class T, class V>
 void store_weight(V weight, bf16* to) {
     weight.store(to);
@@ -78,7 +78,7 @@ void store_weight(V weight, float* to) {
     round_to<V, T>(weight).store(to);
 }
 
-// Scores up to `end` to weights 2^(score · scale - top), zero from there to `count`. Returns their sum.
+// Write weights 2^(score · scale - top) of scores up to `end`, then zeros up to `count`. Return the sum.
 template <class V, class T, class W>
 float soften(const float* scores, int end, int count, float scale, float top, W* weights) {
     LaneSums<V> sum;
@@ -94,7 +94,7 @@ float soften(const float* scores, int end, int count, float scale, float top, W*
     return sum.total();
 }
 
-// What one thread needs to attend items, in its scratch memory.
+// Attends items on one thread, with buffers in the thread's scratch memory.
 template <class V, class T, class Engine>
 class Worker {
   public:
@@ -113,12 +113,12 @@ class Worker {
         numbers_ = reinterpret_cast<T*>(weights_ + QUERY_TILE * KEY_TILE);
     }
 
-    // Attends an item with one key-value head; `parts` is where its ranges go if others merge them. What
-    // `next` reads first, with its head, is fetched meanwhile.
+    // Attend an item with one key-value head. `parts`: buffer for the result, if it is merged later. `next`:
+    // the next item, whose first keys and values of `next_head` are prefetched.
     void attend(const Item& item, int kv_head, float* parts, const Item* next, int next_head) {
         begin(item, kv_head);
         for (int first = item.begin; first < item.end; first += KEY_RANGE) {
-            // The first range of all that are merged here is the total so far.
+            // The first range is computed directly in the total; later ranges are merged into it.
             range_ = item.part < 0 && first == item.begin ? total_ : later_;
             range_.clear(queries_, stride_);
             for (int key = first; key < std::min(first + KEY_RANGE, item.end); key += KEY_TILE) {
@@ -143,7 +143,7 @@ class Worker {
         if (item.part < 0) finish();
     }
 
-    // Merges `item.parts` consecutive parts.
+    // Merge `item.parts` consecutive parts, and write the output.
     void merge_parts(const Item& item, int kv_head, float* parts) {
         span_ = &a_.spans[item.span], item_ = &item, kv_head_ = kv_head, queries_ = item.rows * group_;
         total_.clear(queries_, stride_);
@@ -180,13 +180,13 @@ class Worker {
         return root_ + depth;
     }
 
-    // All of the item's rows with the tile of keys from position `first` on.
+    // Attend all of the item's rows to the tile of keys from position `first` on.
     void tile(int first) {
         int linear = std::min(std::max(span_->linear - item_->row, 0), item_->rows);
-        if (first + KEY_TILE <= root_ + 1) linear = item_->rows;  // before the tree all see the same keys
+        if (first + KEY_TILE <= root_ + 1) linear = item_->rows;  // before the tree, all rows see the same keys
         if (linear) some_rows(first, 0, linear, nullptr);
         for (int row = linear; row < item_->rows; row++) {
-            // Behind the root a node sees its path, in order of position.
+            // After the root, a node sees its path, in order of position.
             int node = item_->row + row - span_->linear + 1;
             path_.clear();
             for (; node > 0; node = span_->parents[node]) path_.push_back(node);
@@ -210,15 +210,15 @@ class Worker {
         for (; from < end; from += QUERY_TILE) query_tile(first, from, begin, end);
     }
 
-    // The largest position of the queries `from` to `until`.
+    // Return the largest position of the queries `from` to `until`.
     int last_position(int from, int until) const {
         return *std::max_element(position_ + from / group_, position_ + (until - 1) / group_ + 1);
     }
 
     int lowest_key(int row) const { return a_.window ? std::max(0, position_[row] - a_.window + 1) : 0; }
 
-    // The keys of a span from position `first` to `end`, as many as a tile has; after the root those of `path`.
-    // Quantized ones are found as they are stored.
+    // Write to `to` the addresses of a span's keys and values from position `first` to `end`, at most a tile.
+    // After the root, keys are the nodes of `path`. Quantized vectors are not converted.
     void find(KeyTile<T>& to, const Span& span, int kv_head, int first, int end, const int* path) const {
         const CacheLayer& cache = a_.cache;
         int root = span.start + span.linear - 1, count = std::min(KEY_TILE, end - first);
@@ -242,7 +242,7 @@ class Worker {
         }
     }
 
-    // Has the tile of keys from position `first` to `end` fetched; of a tree its nodes in the order of their rows.
+    // Schedule prefetching of the keys from position `first` to `end`, at most a tile; tree nodes by row.
     void look_ahead(const Span& span, int kv_head, int first, int end) {
         const CacheLayer& cache = a_.cache;
         int block = first / cache.block_size, slot = first % cache.block_size;
@@ -255,7 +255,7 @@ class Worker {
         }
     }
 
-    // Converts the tile's vectors, once for all queries that it is found for; they then lie adjacent.
+    // Convert the tile's vectors, once for all queries of `some_rows`. The converted vectors are adjacent.
     void dequantize(KeyTile<T>& tile) {
         for (int i = 0; i < tile.count; i++) {
             T* key = numbers_ + size_t(i) * stride_;
@@ -270,12 +270,12 @@ class Worker {
         tile.whole = true;
     }
 
-    // A slot of the span's block number `block`.
+    // Return the address of a slot in the span's block number `block`.
     const char* at(const Span& span, int kv_head, int block, int which, int slot) const {
         return a_.cache.at(span.blocks[block], which, kv_head, slot);
     }
 
-    // The queries `from` to `from` + 16 of the item that are among `begin` to `end`.
+    // Attend the item's queries from `from` to `from` + 16, except those outside of `begin` to `end`.
     void query_tile(int first, int from, int begin, int end) {
         int last = std::min(from + QUERY_TILE, end), count = round_up(keys_.count, CHUNK);
         if (last_position(std::max(from, begin), last) < first) return;
@@ -323,8 +323,8 @@ class Worker {
         }
     }
 
-    // Scores of `count` queries with the keys `from` to `until`, in whole chunks; what is masked later does not
-    // matter.
+    // Cap the scores of `count` queries with the keys `from` to `until`, in whole chunks. `mask` overwrites
+    // the scores of other keys.
     void cap_scores(int count, int from, int until) {
         V scale = V::set(a_.scoring.scale / a_.scoring.cap), cap = V::set(a_.scoring.cap);
         for (int query = 0; query < count; query++) {
@@ -335,7 +335,7 @@ class Worker {
         }
     }
 
-    // What a query's sink adds to the sum of weights whose largest score is `largest`.
+    // Return the weight of a query's sink, relative to weights whose largest score is `largest`.
     float sink_weight(int head, float largest) const {
         if (!a_.sinks) return 0.0f;
         return power<V>(std::min(a_.sinks[kv_head_ * group_ + head] * LOG2_E - largest, INFINITE_POWER));
@@ -368,11 +368,11 @@ class Worker {
     int dim_, stride_, group_, max_queries_;
     char* memory_;
     Engine engine_;
-    State total_, later_, range_;  // of all ranges; of a later range; of the current one
+    State total_, later_, range_;  // of all ranges; of a range after the first; of the current range
     float *scores_, *results_;
     typename Engine::Weight* weights_;
-    T* numbers_;  // a tile's keys, then its values, of a quantized cache
-    float scale_ = LOG2_E * (a_.scoring.cap ? 1 : a_.scoring.scale);  // powers are of two, not of e
+    T* numbers_;  // with a quantized cache: a tile's converted keys, then its values
+    float scale_ = LOG2_E * (a_.scoring.cap ? 1 : a_.scoring.scale);  // for powers of two instead of e
 
     const Span* span_ = nullptr;
     const Item* item_ = nullptr;
@@ -394,7 +394,7 @@ void attend_with(Pool& pool, int thread, const Attention& a, const std::vector<I
     auto part_of = [&](const Item& item, int kv_head) {
         return parts + size_t(kv_head) * of_one_head + State::floats(item.part, stride);
     };
-    // Head by head: sequences that share a prefix find a head's keys in the cache, where others just met them.
+    // Work is ordered by head: sequences with a shared prefix read a head's keys while they are in the cache.
     auto item_of = [&](int unit) { return &items[size_t(unit) % items.size()]; };
     auto head_of = [&](int unit) { return unit / int(items.size()); };
     for (int unit = pool.claim(), next; unit < units; unit = next) {
@@ -428,7 +428,7 @@ std::vector<Item> plan_items(const Span* spans, int count, int group, int kv_hea
     for (int span = 0; span < count; span++) {
         for (int row = 0; row < spans[span].rows; row += at_once) {
             int rows = std::min(at_once, spans[span].rows - row), start = spans[span].start;
-            // Tree nodes are at positions from the root's to their own number's.
+            // A tree node's position is at least the root's and at most `start` plus the node's row.
             int lowest = start + std::min(row, spans[span].linear - 1);
             int begin = window ? std::max(0, lowest - window + 1) / KEY_RANGE * KEY_RANGE : 0;
             items.push_back({span, row, rows, begin, start + row + rows, -1, 1});

@@ -1,13 +1,13 @@
 // Softmax attention of a step's rows over the paged cache.
 //
-// A query visits the keys it sees in order of position: in tiles of 128 keys and ranges of 512, both aligned
-// to absolute positions. Within a range the softmax is online; at its end the range's result is merged into
-// the query's total. Everything a query meets is thus a function of its own position and keys: the
-// chunks of a sequence, the other rows of the step, and the thread that computes a range change no bit.
+// A query reads the keys that it sees in order of position, in tiles of 128 keys and ranges of 512 keys, both
+// aligned to absolute positions. Within a range the softmax is online; at its end the range's result is
+// merged into the query's total. So a query's operations depend only on its position and keys: the chunks of
+// a sequence, the other rows of the step, and the thread that computes a range change no bit.
 //
 //   position   0 ───────── 512 ───────── 1024 ──── root ─┬─ tree nodes
-//   ranges     [  merged   ][   merged    ][   merged      ]        tiles below a tree's root are shared by
-//   tiles      |128|128|…                                          its rows; after it each row has its path
+//   ranges     [  merged   ][   merged    ][   merged      ]        tiles up to a tree's root are computed for all
+//   tiles      |128|128|…                                          its rows; after the root, for each row's path
 #pragma once
 
 #include <vector>
@@ -19,12 +19,13 @@ namespace streamserve {
 
 constexpr int KEY_TILE = 128;
 constexpr int KEY_RANGE = 512;
-constexpr int QUERY_TILE = 16;    // queries: rows × the query heads that share a key-value head
+constexpr int QUERY_TILE = 16;   // queries: rows × the query heads that share a key-value head
 constexpr int MAX_QUERIES = 256; // of one item
 
-// Some query tokens of a sequence. Tokens are at positions `start`, `start` + 1, …; the last of the `linear`
-// first is the root of a tree if there are more. `parents` of the tree's nodes, the root first (-1). With
-// `linear` below 1 the root lies 1 - `linear` places before the first row, which is that node of the tree.
+// Query tokens of a sequence: `rows` rows from `row` on. The first `linear` tokens are at positions `start`,
+// `start` + 1, … If there are more rows, the last of these tokens is the root of a tree, and the other rows
+// are its nodes. `parents`: of all nodes, the root first (-1). If `linear` is below 1, the root, at position
+// `start` + `linear` - 1, has no row, and the first row is node 1 - `linear`.
 struct Span {
     const int32_t* blocks;
     const int32_t* parents;
@@ -33,8 +34,8 @@ struct Span {
 ABI_STRUCT(Span, ABI_FIELD(blocks), ABI_FIELD(parents), ABI_FIELD(row), ABI_FIELD(rows), ABI_FIELD(start),
            ABI_FIELD(linear));
 
-// One layer of the cache: [block][k|v][head][slot][vector]. A vector is `dim` numbers of `type` or, with
-// `quantized`, `dim` integers and their scale (kv_vectors.h). Attention computes in `type` in either case.
+// One layer of the cache: [block][k|v][head][slot][vector]. A vector has `dim` numbers of `type` or, if
+// `quantized`, `dim` integers and their scale (kv_vectors.h). Attention computes in `type` in both cases.
 struct CacheLayer {
     void* data;
     int32_t block_size, kv_heads, dim, type, quantized;
@@ -50,14 +51,15 @@ struct CacheLayer {
 ABI_STRUCT(CacheLayer, ABI_FIELD(data), ABI_FIELD(block_size), ABI_FIELD(kv_heads), ABI_FIELD(dim), ABI_FIELD(type),
            ABI_FIELD(quantized));
 
-// Some rows of a span and the keys of some whole ranges: what one thread does for one key-value head.
-// `part` numbers what is merged later by another; -1: this is all, the result goes out at once.
+// Work of one thread for each key-value head: some rows of a span, and the keys of some whole ranges. `part`:
+// number of the first query of its partial results, which are merged later; -1: the result is complete.
+// `parts`: number of parts to merge, in the first of them; 0 in the others.
 struct Item {
     int span, row, rows, begin, end, part, parts;
 };
 
-// What becomes of a product of query and key before the softmax: product · scale, and with a `cap` other than
-// 0 cap · tanh(product · scale / cap).
+// The score of a product of query and key, before the softmax: product · scale or, with a `cap` other than 0,
+// cap · tanh(product · scale / cap).
 struct Scoring {
     float scale, cap;
 };
@@ -68,20 +70,20 @@ struct Attention {
     const void* q;     // [row][head][dim], rows `q_stride` numbers apart
     size_t q_stride;
     int heads, path;
-    int window;        // latest positions a row sees, itself included; 0: all
+    int window;        // number of latest positions that a row sees, its own included; 0: all
     Scoring scoring;
     CacheLayer cache;
     Rows out;          // [row][head · dim]
-    const float* sinks = nullptr;  // of each head: a score whose key has no value; null: none
+    const float* sinks = nullptr;  // for each head, the score of a key that has no value; null: no sinks
 };
 
-// The items of a step. Splits ranges between threads where there are fewer sequences than threads.
+// Return the items of a step. Divides the keys of items by range where there are too few items for the threads.
 std::vector<Item> plan_items(const Span* spans, int count, int group, int kv_heads, int window, int threads);
 
-// Numbers of float32 that the parts of `items` take for all heads.
+// Return the number of float32 values that the parts of `items` take for all heads.
 size_t part_floats(const std::vector<Item>& items, int group, int kv_heads, int dim);
 
-// Called by every thread of a job, which ends with a barrier inside if there are parts.
+// Called by every thread of a job. If there are parts, threads meet in a barrier before the parts are merged.
 void attend(Pool& pool, int thread, const Attention& attention, const std::vector<Item>& items, float* parts);
 
 }  // namespace streamserve

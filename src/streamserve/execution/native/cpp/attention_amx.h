@@ -1,8 +1,8 @@
-// The AMX engine. The same products in the same order whichever of two ways scores are made:
+// The AMX engine. Scores are computed in one of two ways, with the same products in the same order:
 //
-//   few queries    Sᵀ = K Qᵀ     keys as they lie in the cache, 16 × 32 numbers a tile register; the small
-//                                result is turned. Nothing is done to the keys: decoding reads memory
-//   many           S  = Q Kᵀ     keys turned into pairs once for all query tiles of the item
+//   few queries    Sᵀ = K Qᵀ     keys in the layout of the cache, 16 × 32 numbers for a tile register; the small
+//                                result is transposed. Keys need no conversion: decoding is bound by memory
+//   many queries   S  = Q Kᵀ     keys transposed into pairs once for all query tiles of the item
 //
 //   always         O  = P V      values interleaved in pairs of keys, weights rounded to bf16
 #pragma once
@@ -39,7 +39,7 @@ class AmxEngine {
         tiles_.take(tile, turned_, true, ahead);
     }
 
-    // Four tiles of scores at a time, so that the multiplier need not wait for its own results.
+    // Compute four tiles of scores at a time, so that the multiplier does not wait for its own results.
     void scores(int first, int, int, int, float* to) {
         const char* rows = tiles_.queries(first);
         const char* pairs = query_pairs_ + size_t(first) * tiles_.row;
@@ -70,7 +70,7 @@ class AmxEngine {
         }
     }
 
-    // to[i][d] for 16 queries, rows padded(dim) apart.
+    // Write the weighted sums to[query][d] of 16 queries. Rows are padded(dim) numbers apart.
     void values(const Weight* weights, int, int, int, float* to) {
         int columns = tiles_.columns();
         for (int column = 0; column < columns; column += 4) {
@@ -99,7 +99,7 @@ class AmxEngine {
         }
     }
 
-    // Key tiles after the `last` are the last again; their scores are not read.
+    // Key tiles after `last` are replaced by the last one; their scores are not read.
     void four_direct(const char* pairs, int i, int last) const {
         const char* keys[4];
         for (int part = 0; part < 4; part++) keys[part] = tiles_.keys[i + part < last ? i + part : last];

@@ -1,4 +1,4 @@
-// The engine for processors with a dot product of bf16 pairs: sums of up to 6 queries × 64 columns in registers.
+// The engine for processors with a dot product of bf16 pairs. Sums of up to 6 queries × 64 columns are in registers.
 #pragma once
 
 #include "attention_pairs.h"
@@ -23,7 +23,7 @@ class DotEngine {
         tiles_.take(tile, true, !direct_, ahead);
     }
 
-    // Scores with the keys `from` to `until`, and some adjacent ones, to to[query][key].
+    // Write to to[query][key] the scores with the keys `from` to `until`, and with some adjacent keys.
     void scores(int first, int count, int from, int until, float* to) {
         int begin = from / 16, end = ceil_div(until, 16);
         Factors factors{tiles_.queries(first), 64, SQUARE, tiles_.key_pairs(begin), size_t(tiles_.steps) * SQUARE,
@@ -31,8 +31,8 @@ class DotEngine {
         all(count, end - begin, factors, to + begin * 16, KEY_TILE);
     }
 
-    // to[query][d] = the sum of weights[query][key] · value[key][d] over keys `from` to `until`, the others'
-    // weights being zero; rows padded(dim) apart.
+    // to[query][d] = the sum of weights[query][key] · value[key][d] over keys `from` to `until`; all other
+    // weights must be zero. Rows are padded(dim) numbers apart.
     void values(const Weight* weights, int count, int from, int until, float* to) {
         if (direct_) return all_direct(weights, count, from / 2, ceil_div(until, 2), to);
         int begin = from / CHUNK, columns = tiles_.columns();
@@ -44,10 +44,10 @@ class DotEngine {
 
   private:
     static constexpr size_t SQUARE = PairTiles::SQUARE;
-    static constexpr int LINES = 16;  // that memory delivers in about a step
+    static constexpr int LINES = 16;  // cache lines that memory delivers during about one step
 
-    // Rows of pairs times squares of pairs: distances in bytes to the next row, to the next column of 16, and to
-    // the next step of 16 pairs in both.
+    // A product of rows of pairs and squares of pairs, with distances in bytes: `row` to the next row,
+    // `column` to the square of the next 16 columns, `row_step` and `square_step` to the next 16 pairs.
     struct Factors {
         const char* rows;
         size_t row, row_step;
@@ -71,7 +71,8 @@ class DotEngine {
         }
     }
 
-    // The same for one tile of queries, the pairs of keys from `begin` to `end`: values are paired in registers.
+    // Compute weighted sums for one tile of queries, over pairs of keys from `begin` to `end`. Values are
+    // paired in registers.
     void all_direct(const Weight* weights, int rows, int begin, int end, float* to) {
         size_t stride = size_t(dim_);
         for (int count; rows > 0; rows -= count, weights += count * KEY_TILE, to += size_t(count) * stride) {
@@ -99,7 +100,7 @@ class DotEngine {
         }
     }
 
-    // ROWS queries, WIDE · 32 numbers of the values from `d` on.
+    // Compute the weighted sums of ROWS queries for WIDE · 32 dimensions from `d` on.
     template <int ROWS, int WIDE>
     void direct(const Weight* weights, int begin, int end, int d, float* to) {
         const __m512i low = _mm512_loadu_si512(PAIR_ORDER), high = _mm512_loadu_si512(PAIR_ORDER + 32);
@@ -172,7 +173,7 @@ class DotEngine {
 
     PairTiles tiles_;
     int dim_;
-    bool direct_ = false;  // no value pairs
+    bool direct_ = false;  // whether values are paired in registers, not in memory
     const KeyTile<bf16>* tile_ = nullptr;
     Ahead* ahead_ = nullptr;
 };

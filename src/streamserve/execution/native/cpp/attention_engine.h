@@ -1,5 +1,6 @@
-// How scores and weighted sums of one key tile are computed: with vectors (any processor, any type), and
-// with AMX for bf16. Both give a query the same bits whatever other queries are in the step.
+// Computation of scores and weighted sums for one key tile with vectors, on any processor and for any type.
+// (The other engines, for bf16, are in attention_amx.h and attention_dot.h.) A query's bits do not depend on
+// the other queries of the step.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 
 namespace streamserve {
 
-// The keys and values of a tile: `count` of them from its first position on, each a vector of `dim` numbers.
-// `whole`: they lie 16 by 16 adjacent, so that keys[0], keys[16], … are rows of a matrix. `bytes`: of a vector.
+// The keys and values of a tile, `count` from its first position on. Each is a vector of `bytes` bytes.
+// `whole`: each 16 of them are adjacent, so that a matrix of 16 rows begins at keys[0], keys[16], …
 template <class T>
 struct KeyTile {
     const T* keys[KEY_TILE];
@@ -19,13 +20,13 @@ struct KeyTile {
     bool whole;
 };
 
-// The tile after the one that is computed: its lines are fetched into L2 meanwhile, a few at a time. Blocks are
-// too short for the hardware's prefetcher, and of many fetches at once the later ones hold up loads.
+// The next tile, whose cache lines are prefetched to L2 while the current tile is computed. Software must prefetch:
+// blocks are too short for the hardware's prefetcher. It does so a few lines at a time: many would delay loads.
 class Ahead {
   public:
     void clear() { count_ = next_ = left_ = 0; }
 
-    // Some adjacent vectors.
+    // Add adjacent vectors.
     void add(const char* begin, size_t bytes) {
         uintptr_t first = reinterpret_cast<uintptr_t>(begin) / LINE, last = (reinterpret_cast<uintptr_t>(begin) + bytes - 1) / LINE;
         runs_[count_++] = {reinterpret_cast<const char*>(first * LINE), int(last - first) + 1};
@@ -53,14 +54,14 @@ class Ahead {
 
     Run runs_[2 * KEY_TILE];
     const char* at_ = nullptr;
-    int count_ = 0, next_ = 0, left_ = 0;  // runs, those that were begun, and lines of the last of these
+    int count_ = 0, next_ = 0, left_ = 0;  // runs, begun runs, and lines left of the last begun run
 };
 
-// Numbers are padded to 32 in every buffer below.
+// In every buffer below, the numbers of a vector are padded to a multiple of 32.
 inline int padded(int dim) { return round_up(dim, CHUNK); }
 
-// to[row][i] = the sum of x[row][k] · at(k)[i] over k from `from` to `until`: a chain each, in the order in which
-// the bf16 dot product takes them: pairs of k ascending, the second of a pair first.
+// to[row][i] = the sum of x[row][k] · at(k)[i] over k from `from` to `until`. Each sum is one chain of fused
+// multiply-adds, in the order of the bf16 dot product: ascending pairs of k, the second of a pair first.
 template <class V, int ROWS, int WIDE, class At>
 inline void products(const float* x, size_t x_stride, At at, int from, int until, float* to, size_t to_stride) {
     V sum[ROWS][WIDE];
@@ -69,7 +70,7 @@ inline void products(const float* x, size_t x_stride, At at, int from, int until
     }
     auto add = [&](int k) __attribute__((always_inline)) {
         auto columns = at(k);
-        // What there is more of is loaded one by one, so that sums and all else fit in 16 registers.
+        // The larger group of operands is loaded one by one, so that sums and operands fit in 16 registers.
         if constexpr (WIDE > ROWS) {
             V value[ROWS];
             UNROLLED for (int row = 0; row < ROWS; row++) value[row] = V::set(x[size_t(row) * x_stride + size_t(k)]);
@@ -97,7 +98,7 @@ inline void products(const float* x, size_t x_stride, At at, int from, int until
     }
 }
 
-// The same for any number of rows and `columns` columns, a multiple of two vectors.
+// Compute `products` for any number of rows, and `columns` columns, which must be a multiple of two vectors.
 template <class V, class At>
 void all_products(int rows, int columns, const float* x, size_t x_stride, At at, int from, int until, float* to,
                   size_t to_stride) {
@@ -123,7 +124,7 @@ void all_products(int rows, int columns, const float* x, size_t x_stride, At at,
     }
 }
 
-// to[d][i] = keys[i][d] for eight keys, rows of `to` `stride` apart.
+// Transpose eight keys: to[d][i] = keys[i][d]. Rows of `to` are `stride` numbers apart.
 template <class T>
 static inline void turn_eight(const T* const* keys, int dim, float* to, size_t stride) {
     int d = 0;
@@ -150,7 +151,7 @@ static inline void turn_eight(const T* const* keys, int dim, float* to, size_t s
             if constexpr (sizeof(T) == 4) {
                 _mm256_storeu_ps(to + size_t(d + i) * stride, b[i]);
             } else {
-                // Each word is two numbers of a key.
+                // Each 32-bit word has two numbers of a key.
                 Vec256 even, odd;
                 Vec256::halves(_mm256_castps_si256(b[i]), even, odd);
                 even.store(to + size_t(d + 2 * i) * stride);
@@ -163,9 +164,9 @@ static inline void turn_eight(const T* const* keys, int dim, float* to, size_t s
         for (int i = 0; i < 8; i++) to[size_t(d) * stride + size_t(i)] = widen(keys[i][d]);
 }
 
-// Scores of up to 16 queries with a tile's keys, then what their weights make of its values, as products of
-// float32 matrices. Keys are turned, to vectors of many keys' numbers of one dimension: a panel at a time just
-// before few queries meet it, or all at once for many.
+// The engine in float32: scores of up to 16 queries with a tile's keys, and sums of its values by their
+// weights. Keys are transposed, to vectors of many keys' numbers of one dimension: for few queries a panel at
+// a time, just before it is multiplied; for many queries all panels at once.
 template <class V, class T>
 class VectorEngine {
   public:
@@ -185,7 +186,7 @@ class VectorEngine {
         for (int i = 0; i < count; i++) widen_row(from[i], queries_ + size_t(i) * row_);
     }
 
-    // `ahead` is not fetched: where keys are read as they lie, the next panel is (turn).
+    // `ahead` is not used: with few queries, `turn` prefetches the next panel instead.
     void tile(const KeyTile<T>& tile, int query_tiles, Ahead&) {
         tile_ = &tile;
         many_ = query_tiles > 1;
@@ -196,7 +197,7 @@ class VectorEngine {
         }
     }
 
-    // Scores with the keys `from` to `until`, and some adjacent ones, to to[query][key].
+    // Write to to[query][key] the scores with the keys `from` to `until`, and with some adjacent keys.
     void scores(int first, int count, int from, int until, float* to) {
         const float* x = queries_ + size_t(first) * row_;
         for (int panel = from / WIDTH; panel * WIDTH < until; panel++) {
@@ -207,8 +208,8 @@ class VectorEngine {
         }
     }
 
-    // to[query][d] = the sum of weights[query][key] · value[key][d] over keys `from` to `until`, the others'
-    // weights being zero; rows padded(dim) apart.
+    // to[query][d] = the sum of weights[query][key] · value[key][d] over keys `from` to `until`; all other
+    // weights must be zero. Rows are padded(dim) numbers apart.
     void values(const Weight* weights, int count, int from, int until, float* to) {
         int columns = int(row_);
         if (widened_) {
@@ -230,8 +231,8 @@ class VectorEngine {
         for (; d < int(row_); d++) to[d] = 0;
     }
 
-    // A panel's keys; after the last one it is repeated. Where values are read as they lie, theirs are fetched
-    // meanwhile, and the next panel's keys.
+    // Transpose a panel's keys; places after the last key repeat it. With few queries, the panel's values and
+    // the next panel's keys are prefetched meanwhile.
     void turn(int panel, float* to) const {
         int last = tile_->count - 1;
         for (int half = 0; half < WIDTH; half += 8) {

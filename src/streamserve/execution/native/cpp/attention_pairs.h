@@ -1,9 +1,9 @@
 // Queries, keys and values of a tile of keys, packed for instructions that multiply pairs of bf16 numbers: in
-// squares of 16 × 16 pairs, a kilobyte each. Numbers after the last dimension and keys after the last are zero.
+// squares of 16 × 16 pairs, a kilobyte each. Padding after the last dimension and the last key is zero.
 //
-//   queries       [16 queries][pair of dimensions]       as they come
-//   key pairs     [pair of dimensions][16 keys]          keys turned
-//   value pairs   [pair of keys][16 dimensions]          the values of two keys, number by number
+//   queries       [16 queries][pair of dimensions]       not converted
+//   key pairs     [pair of dimensions][16 keys]          transposed
+//   value pairs   [pair of keys][16 dimensions]          the numbers of two keys' values alternate
 #pragma once
 
 #include "attention_engine.h"
@@ -13,7 +13,7 @@
 
 namespace streamserve {
 
-// A 16 × 16 matrix of 32-bit numbers turned: to[column][row] = from[row][column], rows `stride` bytes apart.
+// Transpose a 16 × 16 matrix of 32-bit numbers: to[column][row] = from[row][column]. Strides are in bytes.
 static inline void transpose16(const char* from, size_t stride, char* to, size_t to_stride) {
     __m512i a[16], b[16];
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + size_t(i) * stride);
@@ -41,7 +41,7 @@ static inline void transpose16(const char* from, size_t stride, char* to, size_t
     }
 }
 
-// Numbers 0, 0', 1, 1', … of two vectors of 32 (those of the second are 32 and up).
+// The order 0, 0', 1, 1', … of the numbers of two vectors of 32. Indices from 32 on are in the second vector.
 struct PairOrder {
     uint16_t order[64];
     constexpr PairOrder() : order() {
@@ -64,7 +64,7 @@ class PairTiles {
         value_pairs_ = key_pairs_ + KEY_TILE * row;
     }
 
-    // Query tiles of 16: `steps` squares each. Returns their number.
+    // Pack queries in tiles of 16, with `steps` squares each. Returns the number of tiles.
     int take_queries(const bf16* const* from, int count) {
         int tiles = ceil_div(count, QUERY_TILE);
         std::memset(queries_, 0, size_t(tiles) * QUERY_TILE * row);
@@ -78,7 +78,7 @@ class PairTiles {
         return tiles;
     }
 
-    // Without `turn` there are no key pairs, without `pair` no value pairs.
+    // Pack a tile of keys and values. Without `turn`, no key pairs are made; without `pair`, no value pairs.
     void take(const KeyTile<bf16>& tile, bool turn, bool pair, Ahead& ahead) {
         count = tile.count;
         bool direct = tile.whole && dim_ % CHUNK == 0;
@@ -98,11 +98,12 @@ class PairTiles {
         }
     }
 
-    // The squares of the query tile that begins at query `first`, and of the 16 keys number `i`.
+    // Return the squares of the query tile that begins at query `first`, or of the keys from 16 · i on.
     const char* queries(int first) const { return queries_ + size_t(first) * row; }
     const char* key_pairs(int i) const { return key_pairs_ + size_t(i * steps) * SQUARE; }
 
-    // The squares of the dimensions from 16 · `column` on; those of 32 keys further are `columns` squares on.
+    // Return the squares of the dimensions from 16 · `column` on. The squares of the next 32 keys are
+    // columns() squares further.
     const char* value_pairs(int column) const { return value_pairs_ + size_t(column) * SQUARE; }
     int columns() const { return steps * 2; }
 
@@ -116,7 +117,7 @@ class PairTiles {
         return to;
     }
 
-    // Values of keys 2 · pair and 2 · pair + 1.
+    // Pack the values of keys 2 · pair and 2 · pair + 1.
     void interleave(const KeyTile<bf16>& tile, int pair) {
         const bf16* first = 2 * pair < count ? tile.values[2 * pair] : nullptr;
         const bf16* second = 2 * pair + 1 < count ? tile.values[2 * pair + 1] : nullptr;
@@ -143,9 +144,9 @@ class PairTiles {
     char *queries_, *gathered_, *key_pairs_, *value_pairs_;
 
   public:
-    const int steps;   // squares of a row: 32 numbers each
+    const int steps;   // squares of a row, with 32 numbers each
     const size_t row;  // bytes of a query or key
-    int count = 0;     // keys
+    int count = 0;     // number of keys
     const char* keys[KEY_TILE / 16] = {};  // 16 keys each, rows of `row` bytes
 };
 

@@ -15,8 +15,8 @@ float half(const uint8_t* from) {
     return widen(value);
 }
 
-// Numbers of WIDTH bits: of each RUN of bytes the lowest bits of all bytes, then those above them, and so on.
-// `put(to, number)` stores one.
+// Unpack numbers of WIDTH bits: from each RUN of bytes, first the lowest bits of all bytes, then the next
+// higher bits of all bytes, and so on. `put(to, number)` stores a number.
 template <int WIDTH, int RUN, class Put>
 inline void each_bits(const uint8_t* __restrict from, int bytes, uint8_t* __restrict to, Put&& put) {
     for (int run = 0; run < bytes; run += RUN) {
@@ -31,13 +31,13 @@ inline void put_bits(const uint8_t* from, int bytes, uint8_t* to) {
     each_bits<WIDTH, RUN>(from, bytes, to, [](uint8_t& number, uint8_t bits) { number = bits; });
 }
 
-// Likewise, above the UP bits that are there.
+// Unpack bits as put_bits does, and add them to the numbers above the UP bits that these already have.
 template <int WIDTH, int RUN, int UP>
 inline void add_bits(const uint8_t* from, int bytes, uint8_t* to) {
     each_bits<WIDTH, RUN>(from, bytes, to, [](uint8_t& number, uint8_t bits) { number = uint8_t(number | bits << UP); });
 }
 
-// As put_bits<4, 16> of 16 bytes, of which compilers make no vectors.
+// Unpack 16 bytes as put_bits<4, 16> does; compilers do not vectorize that.
 inline void halves(const uint8_t* from, uint8_t* to) {
     constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
     for (int i = 0; i < BLOCK / 2; i += 8) {
@@ -48,7 +48,7 @@ inline void halves(const uint8_t* from, uint8_t* to) {
     }
 }
 
-// A fifth bit for each of 32 numbers, the first in the lowest bit.
+// Add a fifth bit to each of 32 numbers. The first number's bit is the lowest.
 inline void fifth_bits(const uint8_t* __restrict from, uint8_t* __restrict to) {
     for (int i = 0; i < BLOCK; i++) to[i] = uint8_t(to[i] | (from[i / 8] >> i % 8 & 1) << 4);
 }
@@ -88,7 +88,7 @@ void q8_0(const uint8_t* __restrict block, uint8_t* __restrict numbers, float* s
     scales[0] = half(block);
 }
 
-// 2^(e - 128), which has no exponent for e of 0 and 1.
+// The scale is 2^(e - 128). For e = 0 and 1 it is a float32 without exponent (subnormal).
 void mxfp4(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
     halves(block + 1, numbers);
     uint32_t exponent = block[0], bits = exponent < 2 ? 1u << (21 + exponent) : (exponent - 1) << 23;
@@ -113,7 +113,7 @@ void q2_k(const uint8_t* block, uint8_t* numbers, float* scales, float* minimums
     put_bits<2, 32>(block + 16, LARGE_BLOCK / 4, numbers);
 }
 
-// Numbers are less 4 where the third bit is not set; the middle of four bits is 8.
+// A number is its three bits - 4. The weight's four bits have the middle 8, so 4 is added.
 void q3_k(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
     uint8_t packed[16];
     put_bits<4, 8>(block + 96, 8, packed);
@@ -125,7 +125,8 @@ void q3_k(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
     shift_up<LARGE_BLOCK>(numbers, 4);
 }
 
-// Scales and minimums of 6 bits: of the last four the upper two bits are the upper ones of the first eight bytes.
+// Unpack eight scales and minimums of 6 bits. The last four have their upper two bits in the upper bits of
+// the first eight bytes.
 void scales_and_minimums(const uint8_t* packed, float d, float least, float* scales, float* minimums) {
     for (int i = 0; i < 4; i++) {
         int first = packed[i], second = packed[4 + i], last = packed[8 + i];
@@ -155,7 +156,7 @@ void q6_k(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
     shift_up<LARGE_BLOCK>(numbers, 128 - 32);
 }
 
-// All blocks of `k` numbers.
+// Unpack all blocks of `k` numbers.
 template <void UNPACK(const uint8_t*, uint8_t*, float*, float*), int SIZE, int BYTES, int GROUP>
 void all(const uint8_t* blocks, int k, uint8_t* numbers, float* scales, float* minimums) {
     for (int i = 0; i < k; i += SIZE, blocks += BYTES) {

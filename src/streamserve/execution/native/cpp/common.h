@@ -23,8 +23,8 @@ inline float widen(bf16 x) {
     return value;
 }
 
-// A float of 8 bits: sign, 4 bits of exponent, 3 of fraction; no infinities. It is read as its 256th part,
-// which is the number of float16 with the same fields, and not as itself: scales make up for it.
+// A float of 8 bits: sign, 4 bits of exponent, 3 of fraction; no infinities. `widen` returns its value / 256,
+// which is the float16 number with the same fields; scales are multiplied by 256 to make up for it.
 struct e4m3 {
     uint8_t bits;
 };
@@ -38,7 +38,7 @@ inline float widen(e4m3 x) {
     return x.bits & 128 ? -value : value;
 }
 
-// Round to nearest, ties to even; a NaN stays one.
+// Round to nearest, ties to even. A NaN stays a NaN.
 inline bf16 round_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
@@ -46,8 +46,8 @@ inline bf16 round_bf16(float x) {
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// The instructions a kernel uses. Each path gives a row the same bits whatever other rows there are, and AVX2, AVX512 and
-// AVX512_BF16 give the same.
+// The instructions that a kernel uses. On each path, a row's bits do not depend on the other rows. AVX2,
+// AVX512 and AVX512_BF16 compute the same bits.
 enum Path : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
 ABI_ENUM(Path, ABI_VALUE(PORTABLE), ABI_VALUE(AVX2), ABI_VALUE(AVX512), ABI_VALUE(AVX512_BF16), ABI_VALUE(AMX));
 enum Type : int32_t { F32 = 0, BF16 = 1 };
@@ -60,7 +60,7 @@ struct f16 {
 inline float widen(f16 x) {
     uint32_t sign = uint32_t(x.bits & 0x8000) << 16, exponent = (x.bits >> 10) & 31, fraction = x.bits & 0x3ff;
     uint32_t bits = sign | ((exponent == 31 ? 255 : exponent + 112) << 23) | (fraction << 13);
-    float out = float(fraction) * 0x1p-24f;  // without exponent
+    float out = float(fraction) * 0x1p-24f;  // of a number without exponent
     if (exponent) {
         std::memcpy(&out, &bits, 4);
         return out;
@@ -68,7 +68,7 @@ inline float widen(f16 x) {
     return sign ? -out : out;
 }
 
-// A power of two by the exponent of its float32, or zero.
+// A power of two, stored as the exponent of its float32; or zero.
 struct e8m0 {
     uint8_t bits;
 };
@@ -80,21 +80,22 @@ inline float widen(e8m0 x) {
     return value;
 }
 
-// How the tables of integers are stored: SCALE_F32, scales and offsets in float32; else scales in 16 bits, and
-// zero points in 8, of which the offsets are made: -(zero point · scale). SCALE_E8M0, scales in 8 bits, has no
-// zero points.
+// How the scales and offsets of integers are stored.
+//   SCALE_F32               scales and offsets in float32
+//   SCALE_BF16, SCALE_F16   scales in 16 bits, zero points in 8 bits; an offset is -(zero point · scale)
+//   SCALE_E8M0              scales in 8 bits, no zero points
 enum ScaleType { SCALE_F32 = 0, SCALE_BF16 = 1, SCALE_F16 = 2, SCALE_E8M0 = 3 };
 ABI_ENUM(ScaleType, ABI_VALUE(SCALE_F32), ABI_VALUE(SCALE_BF16), ABI_VALUE(SCALE_F16), ABI_VALUE(SCALE_E8M0));
 
 
-// Of the gates of an MLP (elementwise.h: activate).
+// The activation of an MLP's gates (elementwise.h: activate).
 enum Activation : int32_t { SILU = 0, GELU = 1, CLAMPED_SILU = 2 };
 ABI_ENUM(Activation, ABI_VALUE(SILU), ABI_VALUE(GELU), ABI_VALUE(CLAMPED_SILU));
-// What the numbers of a weight are: of the type of its activations, unsigned integers, or e4m3.
+// The numbers of a weight: of the type of its activations, unsigned integers, or e4m3.
 enum Numbers : int32_t { PLAIN = 0, INTEGERS = 1, E4M3 = 2 };
 ABI_ENUM(Numbers, ABI_VALUE(PLAIN), ABI_VALUE(INTEGERS), ABI_VALUE(E4M3));
 
-// Weights are made for columns in panels of 64, activations come in chunks of 32 numbers.
+// Weights are packed in panels of 64 columns; activations are laid out in chunks of 32 numbers.
 constexpr int PANEL = 64;
 constexpr int CHUNK = 32;
 constexpr int ROW_TILE = 16;
@@ -102,11 +103,15 @@ constexpr int ROW_TILE = 16;
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
-// A linear map as the kernels see it. Made by Python; `weight` is packed for `path` (gemm.h draws how).
-// `bias` has n_padded entries or is null. Padding is zero. Activations are of `type`. INTEGERS have so many
-// `bits`, with `scales` and perhaps `offsets` for each `group` of k (gemm_int.cpp); E4M3 have `scales`
-// (gemm_fma.cpp). With `order`, of k_padded entries, k of the weight meets order[k] of x (INTEGERS only).
-// With `table`, 16 entries, the numbers of 4 bits are its indices, and stand for those of 8 bits in it.
+// A linear map with n outputs and k inputs, made by Python. `weight` is packed for `path` (gemm.h draws how).
+//
+//   bias     n_padded entries, or null; padding is zero
+//   type     the type of the activations
+//   bits     the bits of a number, for INTEGERS
+//   scales   INTEGERS: one for each output and `group` of k, perhaps with `offsets` (gemm_int.cpp)
+//            E4M3: see gemm_fma.cpp
+//   order    k_padded entries, or null; number k of the weight is multiplied by x[order[k]] (INTEGERS only)
+//   table    16 numbers of 8 bits, or null; the weight's numbers of 4 bits are its indices
 struct Linear {
     const void* weight;
     const float* bias;
@@ -129,8 +134,8 @@ ABI_STRUCT(Linear, ABI_FIELD(weight), ABI_FIELD(bias), ABI_FIELD(scales), ABI_FI
 //   plain    row after row                          AMX    tiles of 16 rows and 32 columns, 1 KB each
 //            [row][chunk][32]                              [row / 16][chunk][row % 16][32]
 //
-// so that a tile register is filled from 16 adjacent cache lines instead of 16 rows a power of two apart,
-// which would all fall into the same few lines of the L1 cache.
+// With AMX, a tile register is thus filled from 16 adjacent cache lines. Lines of 16 rows that are a power of
+// two apart would all fall into the same few sets of the L1 cache.
 struct Rows {
     char* base;
     size_t tile_stride;   // bytes between rows 0 and 16

@@ -1,5 +1,5 @@
-// Sums of products of weights in 8 or 4 bits and activations in 8 bits, by each set of instructions: vectors of
-// integer sums that give the same numbers (gemm_int.cpp), and the rounding of activations.
+// Integer products of weights in 8 or 4 bits with activations in 8 bits, for each set of instructions, and
+// the rounding of activations. The sums are exact, so all sets give the same numbers (gemm_int.cpp).
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace streamserve {
 
 namespace {
 
-// Sums of products of four k for `lanes` columns. `signed8`: 8-bit weights lose 128 on the way.
+// Integer sums for `lanes` columns; `add` adds products of four k. `signed8`: `add` subtracts 128 from 8-bit weights.
 struct DotPortable {
     using V = VecPortable;
     static constexpr int lanes = 8, at_once = 2, rows = 2;
@@ -63,7 +63,7 @@ struct DotPortable {
         return V::make([&](int i) { return float(v[i]); });
     }
 
-    // For rounding: integers of `lanes` numbers.
+    // For the rounding of activations: the vector has integers of `lanes` numbers.
     static DotPortable magnitudes(V x) {
         DotPortable out;
         std::memcpy(out.v, x.v, sizeof out.v);
@@ -100,7 +100,7 @@ struct DotPortable {
     }
 };
 
-// fma in one rounding, which plain C++ has as a function.
+// a * b + c with a single rounding, by the C++ library's function.
 inline VecPortable fused(VecPortable a, VecPortable b, VecPortable c) {
     return VecPortable::make([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
 }
@@ -131,8 +131,8 @@ struct Dot256 {
         return _mm256_set1_epi32(four);
     }
     static Dot256 all(int32_t x) { return {_mm256_set1_epi32(x)}; }
-    // Without VNNI pairs are summed in 16 bits, where 2 · 255 · 127 has no place, but 2 · 128 · 127 has: so 8-bit weights
-    // are taken less 128, and their sign goes to x.
+    // Without VNNI, pairs of products are summed in 16 bits, which hold 2 · 128 · 127 but not 2 · 255 · 127. So 128
+    // is subtracted from 8-bit weights, and their sign is moved to x, as the instruction takes unsigned weights.
     template <int BITS>
     void add(Bytes w, __m256i x) {
 #ifdef STREAMSERVE_VNNI256
@@ -198,7 +198,7 @@ struct Dot512 {
     static Dot512 all(int32_t x) { return {_mm512_set1_epi32(x)}; }
     template <int BITS>
     void add(Bytes w, __m512i x) {
-        // The sum stays in its register: left to itself, gcc moves 24 of them to the stack and back.
+        // Assembly keeps the sum in its register: otherwise gcc moves 24 sums to the stack and back.
         asm("vpdpbusd %2, %1, %0" : "+v"(v) : "v"(w), "v"(x));
     }
     V floats() const { return {_mm512_cvtepi32_ps(v)}; }

@@ -12,11 +12,11 @@ namespace streamserve {
 namespace {
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
-constexpr int CANDIDATES = 32;          // as in selection.py
-constexpr int GROUP = 64;               // neighbours of which the best is known
+constexpr int CANDIDATES = 32;          // equals the number in selection.py
+constexpr int GROUP = 64;               // adjacent tokens of a group, whose best score is computed
 constexpr size_t SINGLE_THREAD_LOGITS = 1 << 16;  // up to this, waking a second thread costs more than it saves
 
-// e^x for x ≤ 0, to some 1e-6, in a form that compilers turn into vectors.
+// Return e^x for x ≤ 0, with a relative error of about 1e-6, in a form that compilers vectorize.
 inline float exponential(float x) {
     constexpr float LOG2_E = 1.44269504f, SHIFT = 0x1.8p23f, LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
     float clipped = x > -87.0f ? x : -87.0f;
@@ -32,7 +32,7 @@ inline float exponential(float x) {
     return sum * scale;
 }
 
-// A row's likeliest tokens, the best first, of equals the lower id. `T` is the type of its scores.
+// A row's likeliest tokens, the best first, of equal scores the lower id first. `T` is the type of the scores.
 template <class T>
 class Likeliest {
   public:
@@ -59,7 +59,7 @@ class Likeliest {
     int id(int rank) const { return ids_[rank]; }
     double score(int rank) const { return double(scores_[ids_[rank]]); }
 
-    // The logarithm of the sum of e^((score - best) / temperature).
+    // Return the logarithm of the sum of e^((score - best) / temperature) over all tokens.
     double log_sum(double temperature) const {
         float best = float(score(0)), factor = float(1.0 / temperature), sums[LANES] = {};
         int i = 0;
@@ -75,7 +75,7 @@ class Likeliest {
     }
 
   private:
-    // A bound that at least CANDIDATES scores reach: so many groups have a best score that does.
+    // Return a bound that at least CANDIDATES scores reach: the best scores of CANDIDATES groups reach it.
     T candidate_bound() {
         int groups = vocabulary_ / GROUP;
         if (groups < CANDIDATES) return -std::numeric_limits<T>::infinity();
@@ -95,7 +95,7 @@ struct Candidate {
     int32_t id;
 };
 
-// How many of the likeliest, whose logarithms these are, min_p, top_k and top_p leave.
+// Return the number of candidates, whose scores are log-probabilities, that min_p, top_k and top_p leave.
 int count_allowed(const Draw& draw, const Candidate* candidates, int count) {
     if (draw.top_k > 0) count = std::min(count, int(draw.top_k));
     double before = 0.0;

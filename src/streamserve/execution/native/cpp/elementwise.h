@@ -1,4 +1,4 @@
-// What happens between the matrices, rounded where plain torch rounds: to the model's type after each step.
+// The operations between matrix products. Results are rounded to the model's type after each step, as in plain torch.
 #pragma once
 
 #include "gemm.h"
@@ -62,8 +62,8 @@ inline void add_row(const float* sums, const Finish& finish, size_t at, int colu
     }
 }
 
-// x / (1 + e^-s): SiLU where s is x or, if it is clamped, alpha · x; GELU in its approximation by tanh where s is
-// the cubic below.
+// Return x / (1 + e^-s). This is SiLU for s = x, clamped SiLU for s = alpha · x, and the tanh approximation
+// of GELU for the cubic below.
 template <class V>
 inline V activate(V x, const Gating& gating) {
     V one = V::set(1.0f), s = x;
@@ -72,14 +72,15 @@ inline V activate(V x, const Gating& gating) {
     return x / (one + exponential(V::set(0.0f) - s));
 }
 
-// act(gate) · value; of the clamped SiLU act(min(gate, limit)) · (1 + value between -limit and limit).
+// Write act(gate) · value to `chunk`; for the clamped SiLU, act(min(gate, limit)) · (1 + value), where the
+// value is clamped to ±limit.
 template <class V, class T>
 inline void gate_mul(const float* sums, T* chunk, const Gating& gating) {
     V limit = V::set(gating.limit);
     for (int i = 0; i < CHUNK; i += V::lanes) {
         V gate = round_to<V, T>(V::load(sums + i)), value = round_to<V, T>(V::load(sums + CHUNK + i));
         if (gating.activation == CLAMPED_SILU) {
-            // A NaN stays one as the second argument.
+            // min and max return their argument if it is NaN: so a NaN stays a NaN.
             gate = limit.min(gate);
             value = (V::set(0.0f) - limit).max(limit.min(value));
             value = round_to<V, T>(V::set(1.0f) + value);
@@ -88,7 +89,7 @@ inline void gate_mul(const float* sums, T* chunk, const Gating& gating) {
     }
 }
 
-// The bias, adapters and the way out of one row's sums, of columns `column` to `column + columns`.
+// Add bias and adapters to one row's sums of columns `column` to `column + columns`, and write the results.
 template <class V, class T>
 inline void end_row(const Linear& linear, const Finish& finish, int row, int column, int columns,
                     float* sums) {
@@ -109,16 +110,17 @@ inline void end_row(const Linear& linear, const Finish& finish, int row, int col
     }
 }
 
-// The bias and the sums' way out: columns `column` to `column + columns` of `rows` rows from `row` on.
+// Call end_row for `rows` rows from `row` on.
 void end(const Linear& linear, const Finish& finish, int row, int rows, int column, int columns, float* sums);
 
-// How RMSNorm is computed. `wide`: in float32 to the end, else rounded before it is scaled by its weight.
+// The rounding of RMSNorm. `wide`: everything is computed in float32; otherwise the normalized number is
+// rounded before it is multiplied by its weight.
 struct Norm {
     float epsilon;
     bool wide;
 };
 
-// RMSNorm of a row of `size` numbers. `to`: the row's first chunk; the row itself is allowed.
+// Write the RMSNorm of a row of `size` numbers to chunks from `to` on, which may be the row itself.
 template <class V, class T>
 void normalize(const T* from, const float* weight, int size, Norm norm, char* to, size_t chunk_stride) {
     using Squares = LaneSums<V>;
@@ -144,7 +146,7 @@ void normalize(const T* from, const float* weight, int size, Norm norm, char* to
     }
 }
 
-// to += x, both of `size` numbers.
+// Add x to `to`, both of `size` numbers.
 template <class V, class T>
 void add_to(T* to, const T* x, int size) {
     int i = 0;
@@ -152,7 +154,7 @@ void add_to(T* to, const T* x, int size) {
     for (; i < size; i++) put(to[i], widen(to[i]) + widen(x[i]));
 }
 
-// Rotary embedding in place of `dim` numbers: i turns with i + dim / 2, by cosines and sines [dim / 2].
+// Apply rotary embedding to `dim` numbers in place: numbers i and i + dim / 2 are rotated by cos[i] and sin[i].
 template <class V, class T>
 void rotate(T* head, const T* cos, const T* sin, int dim) {
     int half = dim / 2, i = 0;

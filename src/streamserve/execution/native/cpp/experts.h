@@ -1,13 +1,13 @@
-// Mixtures of experts: an MLP for each row, made of those experts that a router chooses for it.
+// Mixtures of experts: for each row, the MLPs of the experts that a router chooses for the row.
 //
 //   rows of the step        router, float32      pairs, sorted by expert, then row            sums of a row
 //   r0 ─────────────────▸   scores, the best ▸   expert 0  [r0 r3]  gate_up ▸ down  ─┐        in the order of
 //   r1                      experts of each      expert 2  [r1]     gate_up ▸ down  ─┼──────▸  its scores
 //   …                       row and weights      …                                   ─┘
 //
-// A row's products do not depend on the rows multiplied with it (gemm.h), and it adds those of its experts in the
-// order of their scores: so its bits never depend on the other rows. The products of all experts are one phase:
-// each has its own series of units, so threads do not wait for each other between experts.
+// A row's products do not depend on the rows multiplied with it (gemm.h), and its experts' outputs are added in the
+// order of their scores. So a row's bits do not depend on other rows. The products of all experts are one phase: each
+// expert has a separate series of units, so threads do not wait for each other between experts.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace streamserve {
 template <class V, class T>
 class Mixture {
   public:
-    // Memory for `rows` rows in layers `first` to `last`; called outside of jobs.
+    // Allocate memory for `rows` rows in layers `first` to `last`. Must be called outside of jobs.
     void prepare(Pool& pool, const Model& model, int first, int last, int rows) {
         pool_ = &pool, model_ = &model, rows_ = rows;
         Sizes sizes;
@@ -32,7 +32,7 @@ class Mixture {
         }
         if (!sizes.count) return;
         int at_once = std::min(rows, AT_ONCE);
-        // Each group begins with a whole tile of rows.
+        // Each group of rows begins at a whole row tile.
         size_t pairs = size_t(at_once) * size_t(sizes.chosen), slots = pairs + size_t(at_once);
         size_t aligned = pairs + size_t(ROW_TILE - 1) * std::min(pairs, size_t(sizes.count));
         size_t ranks = size_t(at_once) * size_t(sizes.chosen + 1);
@@ -48,7 +48,7 @@ class Mixture {
         pool.reserve_series(sizes.count + 2);
     }
 
-    // A row that the router will read; `normed` is laid out for the experts.
+    // Copy a row of `normed`, which is laid out for the experts, to the float32 input of the router.
     void take(const Rows& normed, int row) const {
         for (int i = 0; i < model_->hidden; i += CHUNK) {
             const T* from = reinterpret_cast<const T*>(normed.at(row, i / CHUNK));
@@ -57,7 +57,7 @@ class Mixture {
         }
     }
 
-    // What the experts make of all rows, to where `finish` says. Every thread calls it, after a barrier.
+    // Compute the mixture for all rows, and write it as `finish` says. Called by every thread, after a barrier.
     void run(int thread, const Experts& experts, const Rows& normed, const Finish& finish) {
         for (int first = 0; first < rows_; first += AT_ONCE) {
             if (first) pool_->barrier();
@@ -66,12 +66,12 @@ class Mixture {
     }
 
   private:
-    static constexpr int AT_ONCE = 1024;  // rows, whole tiles: memory for all their pairs is bounded
+    static constexpr int AT_ONCE = 1024;  // rows at a time, in whole tiles: bounds the memory for their pairs
 
-    // Which of the pool's shared memory is whose; layers.cpp has the first ones.
+    // Numbers of the pool's shared buffers; layers.cpp and api.cpp use the other numbers.
     enum Memory { ROUTED = 7, GATHERED, EXPERTS_INNER, SHARED_INNER, LOGITS, OUTPUTS, WEIGHTS };
 
-    // `rows` rows from `first` on, which are the first ones of `normed`.
+    // Compute the mixture for `rows` rows from `first` on, which are the first rows of `normed`.
     void some(int thread, const Experts& experts, const Rows& normed, int first, int rows, const Finish& finish) {
         Pool& pool = *pool_;
         size_t outputs = size_t(experts.count + experts.shared);
@@ -102,7 +102,7 @@ class Mixture {
     // The largest sizes of all layers.
     struct Sizes {
         int count = 0, chosen = 0, router_width = 0, width = 0, inner = 0, shared_inner = 0;
-        bool padded = false;  // whether an expert reads more than one before it writes
+        bool padded = false;  // whether an expert's second matrix reads columns that the first does not write
 
         void include(const Experts& experts) {
             count = std::max(count, experts.count);
@@ -117,7 +117,8 @@ class Mixture {
         }
     };
 
-    // Some rows with one expert: of x, of what is between its matrices, and from which slot on of its outputs.
+    // The rows of one expert: their inputs `x`, the `inner` activations between its matrices, and the first
+    // `slot` of their outputs.
     struct Group {
         int expert, rows, slot;
         Rows x, inner;
@@ -134,7 +135,7 @@ class Mixture {
         return reinterpret_cast<float*>(pool_->shared(which, count * sizeof(float)));
     }
 
-    // Units are claimed 16 at a time, so that neighbours in memory are written by one thread.
+    // Call job(i) for i below `count`. Units are claimed 16 at a time, so that one thread writes adjacent memory.
     template <class F>
     void each(int count, F&& job) const {
         int at_once = count <= ROW_TILE ? 1 : ROW_TILE;
@@ -151,8 +152,9 @@ class Mixture {
         }
     }
 
-    // The experts of a row with the largest scores, the lower number first of equal ones, and their weights: the
-    // softmax over all experts or, if `normalized`, over the chosen ones. The shared expert's is a sigmoid.
+    // Choose the experts of a row with the largest scores (of equal scores, the lower number first), and
+    // compute their weights: the softmax over all experts or, if `normalized`, over the chosen experts. The
+    // weight of the shared expert is a sigmoid.
     void choose(const Experts& experts, int row) {
         const float* logits = logits_ + size_t(row) * size_t(experts.count + experts.shared);
         size_t at = size_t(row) * size_t(experts.chosen + experts.shared);
@@ -185,7 +187,7 @@ class Mixture {
         return lane_of<V>([](V lanes) { return exponential(lanes); }, x);
     }
 
-    // Sorts pairs of row and expert by expert, then row. The shared expert takes all rows where they are.
+    // Sort pairs of row and expert by expert, then row. The shared expert reads all rows from `normed`.
     void group(const Experts& experts, const Rows& normed, int rows) {
         int ranks = experts.chosen + experts.shared, place = 0;
         pairs_ = rows * experts.chosen;
@@ -210,7 +212,7 @@ class Mixture {
         if (experts.shared) groups_.push_back({experts.count, rows, pairs_, normed, shared_inner_});
     }
 
-    // The rows from `row` on, a multiple of a tile.
+    // Return the rows from `row` on, which must be a multiple of ROW_TILE.
     static Rows from(const Rows& rows, int row) {
         Rows out = rows;
         out.base = rows.at(row, 0);
@@ -224,7 +226,7 @@ class Mixture {
         }
     }
 
-    // A row's outputs, times their weights, summed in float32 in the order of ranks, to row `to`.
+    // Multiply a row's outputs by their weights, add them in float32 in the order of ranks, and write row `to`.
     void add(const Experts& experts, int row, float* sums, const Finish& finish, int to) const {
         int ranks = experts.chosen + experts.shared, hidden = model_->hidden;
         for (int rank = 0; rank < ranks; rank++) {
@@ -248,8 +250,8 @@ class Mixture {
     int rows_ = 0, pairs_ = 0, width_ = 0;
     Rows routed_{}, gathered_{}, inner_{}, shared_inner_{};
     float *logits_ = nullptr, *outputs_ = nullptr, *weights_ = nullptr;
-    std::vector<int32_t> chosen_, slot_of_;    // [row][rank]: experts, and where their outputs are
-    std::vector<int32_t> row_of_, place_of_;   // [slot]: of which row, and where it is gathered
+    std::vector<int32_t> chosen_, slot_of_;    // [row][rank]: experts, and the slots of their outputs
+    std::vector<int32_t> row_of_, place_of_;   // [slot]: the slot's row, and its place in `gathered_`
     std::vector<int32_t> starts_;
     std::vector<Group> groups_;
 };

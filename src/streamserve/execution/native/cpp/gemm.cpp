@@ -6,7 +6,7 @@ namespace streamserve {
 
 namespace {
 
-constexpr size_t ROW_BLOCK_BYTES = 1 << 20;  // of x: what stays in a core's L2 cache with the weights
+constexpr size_t ROW_BLOCK_BYTES = 1 << 20;  // of x that stay in a core's L2 cache with the weights
 constexpr int STRIP = 32;                    // rows at a time
 constexpr int DEEP = 4096;                   // K from which two panels do not fit in L2
 
@@ -14,7 +14,7 @@ int rows_at_once(const Linear& linear, int rows) {
     size_t row = size_t(linear.k_padded) * size_of(linear.type);
     int fit = int(ROW_BLOCK_BYTES / row) / 32 * 32;
     fit = fit < 64 ? 64 : fit;
-    // Blocks of equal size: 510 rows are two of 256, not one of 480 and one of 30.
+    // Blocks of about equal size: 510 rows are two blocks of up to 256 rows, not a block of 480 and one of 30.
     int blocks = ceil_div(rows, fit);
     return blocks == 1 ? rows : round_up(ceil_div(rows, blocks), 32);
 }
@@ -30,14 +30,14 @@ void sums_of(const Linear& w, const Rows& x, int row, int rows, int tile, int ti
 
 namespace {
 
-// The tiles of a unit that comes next.
+// Return the prefetch of a unit's `tiles` column tiles from `tile` on.
 Prefetch prefetch_of(const Linear& w, int tile, int tiles) {
     size_t stride = size_t(w.k_padded / CHUNK) * 1024;
     return {static_cast<const char*>(w.weight) + size_t(tile) * stride, stride, tiles};
 }
 
-// Rows in blocks whose x stays in L2, times a panel; strips of 32 rows find its weights there. With AMX there
-// is one strip only, and the last panels go by tiles, so that threads end together.
+// Multiply blocks of rows, whose x stays in L2, by panels, whose weights stay there for all strips of 32 rows. With
+// AMX there is only one strip, and the last panels are divided into column tiles, so that threads end together.
 void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, const Finish& finish) {
     alignas(64) float sums[STRIP * PANEL];
     Lines lines;
@@ -47,7 +47,7 @@ void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, 
     int whole = panels * blocks;
     if (by_tiles) whole = panels > pool.threads() ? panels - pool.threads() : 0;
     int units = by_tiles ? whole + (panels - whole) * 4 : whole;
-    // One row tile leaves the multiplier idle anyway.
+    // With a single row tile, the multiplier waits for memory anyway: prefetching would gain nothing.
     bool fetching = linear.path == AMX && rows > ROW_TILE && linear.k_padded <= DEEP;
     auto tile_of = [&](int unit) { return unit < whole ? unit % panels * 4 : whole * 4 + unit - whole; };
     for (int unit = pool.claim(), next; unit < units; unit = next) {

@@ -1,11 +1,11 @@
-// AMX for up to 32 rows: what is to be done is to read the weights as fast as memory gives them.
+// Products with AMX of up to 32 rows. Their speed is bound by reading the weights from memory.
 //
 //   registers    rows × columns of tiles
 //   C C C C      1 × 4   up to 16 rows
-//   C C / C C    2 × 2   up to 32 rows; gemm_blocks.cpp has what is for more
+//   C C / C C    2 × 2   up to 32 rows (more rows: gemm_blocks.cpp)
 //
-// While a panel is multiplied with 32 rows, the one that is next for this thread is fetched to L2: memory and
-// multiplier then work at the same time.
+// While a panel is multiplied by 32 rows, the thread's next panel is prefetched to L2: memory and multiplier
+// work at the same time.
 #include "gemm.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -37,7 +37,7 @@ bool request_amx() {
 
 // Tile registers are named by constants: 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights.
 
-// The tiles of one step of K to be fetched to L2.
+// Prefetch the tiles of one step of K to L2.
 inline void fetch(const Prefetch& prefetch, int k) {
     const char* tile = prefetch.tiles + size_t(k) * TILE;
     for (int i = 0; i < prefetch.count; i++, tile += prefetch.stride) {
@@ -45,7 +45,7 @@ inline void fetch(const Prefetch& prefetch, int k) {
     }
 }
 
-// 16 rows × 1 to 4 column tiles.
+// Sums of 16 rows × 1 to 4 column tiles.
 template <int COLUMNS>
 void one_by(const char* a, const char* b, size_t b_stride, int depth, const Prefetch& prefetch, float* sums) {
     _tile_zero(0);
@@ -76,7 +76,7 @@ void one_by(const char* a, const char* b, size_t b_stride, int depth, const Pref
     if constexpr (COLUMNS > 3) _tile_stored(3, sums + 48, PANEL * 4);
 }
 
-// 32 rows × 2 column tiles.
+// Sums of 32 rows × 2 column tiles.
 void two_by_two(const char* a, size_t a_stride, const char* b, size_t b_stride, int depth,
                 const Prefetch& prefetch, float* sums) {
     float* below = sums + 16 * PANEL;

@@ -1,4 +1,4 @@
-// The AVX512-BF16 path: up to 6 rows × 64 columns stay in registers over all of K.
+// Products on the AVX512_BF16 path: sums of up to 6 rows × 64 columns stay in registers over all of K.
 #include "gemm.h"
 
 #ifdef __AVX512BF16__
@@ -10,8 +10,8 @@ namespace streamserve {
 #ifdef __AVX512BF16__
 namespace {
 
-constexpr int PAIR_BYTES = PANEL * 4;  // 64 columns of a pair of k
-constexpr int AHEAD = 16;              // cache lines fetched before they are needed
+constexpr int PAIR_BYTES = PANEL * 4;  // bytes of 64 columns for a pair of k
+constexpr int AHEAD = 16;              // distance of prefetching in cache lines
 
 template <int ROWS>
 void block(const char* weight, const char* const* x, int pairs, Lines& lines, float* sums) {
@@ -44,7 +44,7 @@ void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int til
     for (int done = 0; done < rows;) {
         const char* at[6];
         int left = rows - done, count = left < 6 ? left : 6;
-        if (left == 7 || left == 8) count = 4;  // 4 + 3 or 4 + 4: two halves alike
+        if (left == 7 || left == 8) count = 4;  // two blocks of about equal size: 4 + 3 or 4 + 4
         for (int i = 0; i < count; i++) at[i] = x.at(row + done + i, 0);
         float* to = sums + done * PANEL;
         switch (count) {

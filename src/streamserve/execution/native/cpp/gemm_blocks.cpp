@@ -1,15 +1,15 @@
-// Many rows with AMX: blocks of rows × columns, as large as a core's L2 cache holds.
+// Products with AMX of many rows: blocks of rows × columns, as large as a core's L2 cache holds.
 //
 //                     columns of a unit: up to 4 pairs of column tiles
 //                   ┌────┬────┬────┬────┐
-//                   │pair│pair│pair│pair│  weights: in L2, fetched there while the unit before is multiplied
+//                   │pair│pair│pair│pair│  weights: in L2, prefetched while the previous unit is multiplied
 //                   └────┴────┴────┴────┘
-//   strip of 32  ▒▒   cc                    a strip of x meets all pairs of the unit before the next does;
-//   strip of 32  ▒▒   cc                    2 × 2 tile registers of sums are made over all of K, or, where
-//   …            ▒▒                         K is large, over a part of it with the sums put down between
+//   strip of 32  ▒▒   cc                    a strip of x is multiplied by all pairs before the next strip;
+//   strip of 32  ▒▒   cc                    2 × 2 tile registers hold sums over all of K or, where K is large,
+//   …            ▒▒                         over a part of it: then sums are stored and loaded between parts
 //
-// The sums of a pair become results, row by row, between the multiplications of the pair that follows: the
-// vector units work while the tile multiplier does.
+// The sums of a pair become results, row by row, between the multiplications of the next pair: the vector
+// units work at the same time as the tile multiplier.
 #include "elementwise.h"
 
 #if defined(__AMX_BF16__) && defined(STREAMSERVE_AVX512)
@@ -20,21 +20,21 @@ namespace streamserve {
 namespace {
 
 constexpr size_t TILE = 1024;
-constexpr int STRIP = 32, PAIR = 32;  // rows, columns of what the registers hold
-constexpr int PAIRS = 4;              // of a unit
-constexpr int FEW_PAIRS = 2;          // of a unit of up to FEW_ROWS rows, so that threads end together
+constexpr int STRIP = 32, PAIR = 32;  // rows and columns of the sums in registers
+constexpr int PAIRS = 4;              // maximum pairs of a unit
+constexpr int FEW_PAIRS = 2;          // maximum with up to FEW_ROWS rows: small units let threads end together
 constexpr int FEW_ROWS = 64;
-constexpr int WHOLE = 40;             // chunks of K that are not cut
-constexpr int PART = 32;              // chunks of a part where they are, at most
-constexpr int MAX_ROWS = 256;        // of a block
+constexpr int WHOLE = 40;             // up to this number of chunks, K is not divided
+constexpr int PART = 32;              // maximum chunks of a part of K
+constexpr int MAX_ROWS = 256;         // maximum rows of a block
 
-// Sums that are still to become results.
+// Sums that have not yet become results.
 struct Pending {
     float* sums = nullptr;
     int row = 0, rows = 0, column = 0, columns = 0;
 };
 
-// Weight tiles that come next: a part of two streams for each pair.
+// Weight tiles to prefetch: for each pair, a part of the streams of its two column tiles.
 struct Next {
     const char* tiles = nullptr;
     int pairs = 0;
@@ -56,7 +56,7 @@ class Blocks {
 
     int units() const { return groups_ * ceil_div(rows_, at_once_); }
 
-    // Unit `unit`; `next` is the one this thread does after it, if there is any.
+    // Compute unit `unit`. `next`: the thread's next unit, whose weights are prefetched; it may not exist.
     void run(int unit, int next) {
         int begin = begin_of(unit % groups_), end = begin_of(unit % groups_ + 1);
         int first = unit / groups_ * at_once_, last = rows_ < first + at_once_ ? rows_ : first + at_once_;
@@ -85,7 +85,7 @@ class Blocks {
 
     void part(int begin, int end, int first, int last, int from, int until, const Next& prefetch) {
         int strips = ceil_div(last - first, STRIP);
-        size_t share = size_t(ceil_div(16, strips)) * 64;  // bytes of a stream fetched in each step
+        size_t share = size_t(ceil_div(16, strips)) * 64;  // bytes of a stream prefetched in each step
         for (int row = first, strip = 0; row < last; row += STRIP, strip++) {
             int count = last - row < STRIP ? last - row : STRIP;
             for (int pair = begin; pair < end; pair++) {
@@ -106,7 +106,8 @@ class Blocks {
         }
     }
 
-    // Where a pair's sums go: one of two buffers alternately, or, in parts, one for each strip and pair.
+    // Return the buffer of a pair's sums: one of two buffers alternately or, if K is divided, a buffer for
+    // each strip and pair.
     float* place_of(int strip, int place) {
         if (depth_ < chunks_) {
             return sums_ + size_t(strip * PAIRS / 2 + place / 2) * STRIP * PANEL + place % 2 * PAIR;
@@ -115,7 +116,7 @@ class Blocks {
         return sums_ + size_t(turn_) * STRIP * PANEL + (paired_ ? place % 2 * PAIR : 0);
     }
 
-    // Work interleaved with step k of a multiplication: prefetching, and finishing a row.
+    // Do work during step k of a multiplication: prefetch, and finish a row.
     void interleave(int k) {
         const char* at = fetched_ + size_t(k) * fetch_;
         for (size_t line = 0; line < fetch_; line += 64) {

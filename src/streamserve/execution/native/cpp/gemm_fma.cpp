@@ -1,16 +1,16 @@
-// The paths that multiply in float32: AVX512, AVX2 and plain C++, for bf16 and float32 weights alike.
+// Products on the paths that multiply in float32 (AVX512, AVX2 and plain C++), with bf16 or float32 weights.
 //
 //                  K in parts
-//               ┌──────┬──────┐        ┌──┬──┬──┬──┐  A part of a weight tile stays in L1 while all rows of
-//   up to 6     │ ▒▒▒▒ │      │        │▒▒│  │  │  │  the block meet it; bf16 becomes float32 in registers,
-//   rows        ├──────┼──────┤    ×   ├──┼──┼──┼──┤  once for up to 6 rows, or, for many rows, in memory,
-//   of a block  │      │      │        │  │  │  │  │  once for all of them.
-//   of 96       └──────┴──────┘        └──┴──┴──┴──┘  Sums are put down between parts, unrounded.
+//               ┌──────┬──────┐        ┌──┬──┬──┬──┐  A part of a weight tile stays in L1 while all rows of the
+//   up to 6     │ ▒▒▒▒ │      │        │▒▒│  │  │  │  block are multiplied by it. bf16 becomes float32 in
+//   rows        ├──────┼──────┤    ×   ├──┼──┼──┼──┤  registers, once for up to 6 rows, or, with many rows,
+//   of a block  │      │      │        │  │  │  │  │  in memory, once for all rows.
+//   of 96       └──────┴──────┘        └──┴──┴──┴──┘  Sums are stored between parts, unrounded.
 //             float32, in L2, laid      a panel
-//             part by part
+//             out part by part
 //
-// Weights of e4m3 are exact in float32 too. They have a scale for each output and group of K, which is 32, 64,
-// 128 or all of K, and are scaled when a group's sum is complete, groups in ascending order, in float32:
+// e4m3 weights are exact in float32 too. They have a scale for each output and group of K, which is 32, 64, 128 or
+// all of K. A group's sum is scaled when it is complete; groups are added in ascending order, in float32:
 //
 //   y[r, n] = Σ_g  s[n, g] · Σ x·w        y = fma(s, Σ, y);  s [n/64][k/group][64] float32
 #include <algorithm>
@@ -24,35 +24,36 @@ namespace streamserve {
 
 namespace {
 
-constexpr int MAX_ROWS = 6;        // rows whose sums are in registers together
-constexpr int BLOCK_ROWS = 96;     // rows in L2
-constexpr int PART = 256;          // of K, at most, where there are more rows than MAX_ROWS
-constexpr int WIDENED_ROWS = 64;   // rows from which bf16 weights become float32 in memory
-constexpr int WIDENED = 32 << 10;  // bytes of them at a time, in L1 or close to it
-constexpr int AHEAD = 2048;        // bytes that a single group of rows fetches ahead
-constexpr int ROW_GAP = 16;        // floats between rows of x, so that they do not meet in the same lines of L1
+constexpr int MAX_ROWS = 6;        // maximum rows with sums in registers at the same time
+constexpr int BLOCK_ROWS = 96;     // maximum rows of a block, which are in L2
+constexpr int PART = 256;          // maximum size of a part of K, with more than MAX_ROWS rows
+constexpr int WIDENED_ROWS = 64;   // rows from which on bf16 weights become float32 in memory
+constexpr int WIDENED = 32 << 10;  // bytes of such weights at a time, in L1 or close to it
+constexpr int AHEAD = 2048;        // distance of prefetching in bytes, with a single group of rows
+constexpr int ROW_GAP = 16;        // floats between rows of x: rows do not compete for the same lines of L1
 
-// Weight tiles (of two vectors each) that `rows` rows meet at once: 16 registers, or 32, hold their sums, the
-// weights and a number of x.
+// Return the number of weight tiles (of two vectors each) that `rows` rows are multiplied by at once: 16 or
+// 32 registers hold their sums, the weights and a number of x.
 template <class V>
 constexpr int tiles_at_once(int rows) {
     return 4 * (rows + 1) < (V::lanes == 16 ? 32 : 16) ? 2 : 1;
 }
 
-// Cache lines of four k of a weight tile.
+// Return the number of cache lines that four k of a weight tile take.
 template <class V, class T>
 constexpr int lines() {
     return 4 * 2 * V::lanes * int(sizeof(T)) / 64;
 }
 
-// Weights to come, fetched meanwhile: as many lines every four k as are read, `step` bytes apart, of tiles
-// `tile_stride` bytes apart.
+// Weights to prefetch during a multiplication: in tiles `tile_stride` bytes apart, lines `step` bytes apart.
+// Every four k, one line is prefetched for each line that is read.
 struct Fetch {
     const char* at;
     size_t step, tile_stride;
 };
 
-// What a call of `block` needs. Tiles are `tile_stride` numbers apart, rows of x `x_stride`, sums PANEL.
+// The arguments of `block`. Distances are in numbers: `tile_stride` between tiles, `x_stride` between rows of
+// x, PANEL between rows of sums.
 template <class T>
 struct Block {
     const T* weight;
@@ -63,10 +64,10 @@ struct Block {
     bool first;  // sums begin at zero
     float* sums;
     Fetch fetch;
-    Lines* lines;  // others, of which one is fetched every four k
+    Lines* lines;  // further lines to prefetch, one every four k
 };
 
-// ROWS × TILES sums over a part of K. In memory, where they are fetched from, weights are of type M.
+// Compute sums of ROWS rows × TILES tiles over a part of K. The weights to prefetch are of type M, as in memory.
 template <class V, class T, class M, int ROWS, int TILES>
 void block(const Block<T>& b) {
     constexpr int WIDE = 2 * TILES;
@@ -77,7 +78,7 @@ void block(const Block<T>& b) {
         }
     }
     const T* weight = b.weight;
-    const float *x = b.x, *lower = b.x + 3 * b.x_stride;  // two pointers and one distance reach six rows
+    const float *x = b.x, *lower = b.x + 3 * b.x_stride;  // two pointers and one distance address six rows
     const size_t x_stride = b.x_stride, tile_stride = b.tile_stride;
     const char* fetch = b.fetch.at;
     for (int k = 0; k < b.depth; k += 4, weight += 4 * 2 * V::lanes, x += 4, lower += 4) {
@@ -123,12 +124,12 @@ void block_for(int rows, int tiles, const Block<T>& b) {
     }
 }
 
-// One thread's rows of x in float32, and their sums with a panel of weights of type T.
+// A thread's rows of x in float32, and their products with a panel of weights of type T.
 template <class V, class T>
 class Rows32 {
   public:
     Rows32(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
-        constexpr int columns = 2 * 2 * V::lanes;  // of the two tiles that may be met at once
+        constexpr int columns = 2 * 2 * V::lanes;  // of the two tiles that may be multiplied at once
         group_ = SCALED ? std::min(w.group, w.k_padded) : w.k_padded;
         widen_ = sizeof(T) < sizeof(float) && rows >= WIDENED_ROWS;
         int part = widen_ ? std::min(PART, WIDENED / (columns * int(sizeof(float)))) : PART;
@@ -145,7 +146,7 @@ class Rows32 {
         floats_ = widened_ + widened;
     }
 
-    // Takes rows `first` to `first + rows`.
+    // Convert rows `first` to `first + rows` to float32.
     void take(int first, int rows) {
         rows_ = rows;
         for (int row = 0; row < rows; row++) {
@@ -157,7 +158,8 @@ class Rows32 {
         }
     }
 
-    // Their sums with `tiles` tiles of the weight from `tile` on, [rows][PANEL]. Meanwhile `lines` are fetched.
+    // Return the products [rows][PANEL] of the rows with `tiles` tiles of the weight from `tile` on.
+    // Prefetches `lines`.
     float* times(int tile, int tiles, Lines& lines) {
         constexpr int width = 2 * V::lanes;
         int groups = 0, count = 0;
@@ -205,7 +207,7 @@ class Rows32 {
         }
     }
 
-    // Adds the sums over a group of K, scaled.
+    // Scale the sums over a group of K, and add them to the scaled sums.
     void scale(int tile, int tiles, int group) {
         constexpr int width = 2 * V::lanes;
         int column = tile * width, groups = ceil_div(w_.k_padded, group_);
@@ -220,14 +222,14 @@ class Rows32 {
         }
     }
 
-    // How many of the `left` rows go together: 4 or 3 would leave the multipliers waiting for their own sums,
-    // so 8 rows are 6 and 2, and the 2 meet two tiles at once.
+    // Return the number of rows, of `left`, that are multiplied together. With 3 or 4 rows there are too few sums to
+    // keep the multipliers busy: so 8 rows are 6 and 2, and the 2 are multiplied by two tiles at once.
     static int group(int left) {
         int over = left % MAX_ROWS;
         return left < MAX_ROWS ? left : over == 1 || over == 3 || over == 4 ? MAX_ROWS - 1 : MAX_ROWS;
     }
 
-    // A part of `tiles` tiles as float32.
+    // Convert a part of `tiles` tiles to float32.
     void widen_part(const T* from, size_t tile_stride, int tiles, int depth) {
         constexpr int width = 2 * V::lanes;
         float* to = widened_;
@@ -241,7 +243,8 @@ class Rows32 {
         }
     }
 
-    // All rows and `tiles` tiles of a part. One group fetches further on, several share fetching what is next.
+    // Multiply all rows by a part of `tiles` tiles. A single group of rows prefetches weights AHEAD bytes
+    // further on; several groups share the prefetching of the next part.
     template <class N>
     void meet(Block<N> b, int tiles) {
         for (int row = 0, count; row < rows_; row += count) {
@@ -270,7 +273,8 @@ class Rows32 {
     float *scaled_, *sums_, *widened_, *floats_;
 };
 
-// Panels are claimed one by one, the last ones by tiles, so that threads end together.
+// Multiply panels, which threads claim one by one. The last panels are claimed by tiles, so that threads end
+// together.
 template <class V, class T>
 void multiply_typed(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
     constexpr int width = 2 * V::lanes, tiles = PANEL / width;

@@ -1,25 +1,25 @@
-// Weights of 8 or 4 bits times activations that are rounded to 8 bits, row by row and group of K by group.
+// Products of weights in 8 or 4 bits with activations that are rounded to 8 bits by row and group of K.
 //
 //   y[r, n] = Σ_g  sx[r, g] · (s[n, g] · Σ q·xq  +  m[n, g] · Σ xq)        groups in ascending order, float32
 //
-// q are unsigned, xq signed; both sums over a group are exact in 32 bits, so the instructions that take them
-// cannot change a bit, nor can the number of rows or threads. A group is 16, 32, 64, 128 or all of K, which is at
-// most 66,311: 255 · 127 · K fits 32 bits. Without m the weights are symmetric: q has an
-// offset of 128 or 8, which is subtracted as an integer. Products and sums of floats are rounded as written:
+// q are unsigned, xq signed. Both sums over a group are exact in 32 bits, so no bit depends on the
+// instructions, the number of rows or the number of threads. A group is 16, 32, 64, 128 or all of K, which is
+// at most 66,311: 255 · 127 · K fits in 32 bits. Without m the weights are symmetric: q has an offset of 128
+// or 8, which is subtracted as an integer. Products and sums of floats are rounded as written:
 //
 //   t = s · float(Σ q·xq - offset · Σ xq)   or   fma(s, float(Σ q·xq), m · float(Σ xq));      y = fma(sx, t, y)
 //
-// How a weight [n, k] is packed (k_padded: whole tiles of 64), so that a thread reads a panel of 64 columns from
-// its first byte to its last:
+// How a weight [n, k] is packed (k_padded: whole tiles of 64), so that a thread reads a panel of 64 columns
+// from its first byte to its last:
 //
 //   8 bits   [n/64][k/4][64][4]            4 bits   [n/64][k/64][8][64][4]  low: k of the tile's first half,
-//                                                                           high: of its second
+//                                                                           high: k of its second half
 //   s, m     [n/64][k/group][64] float32, or s in 16 bits and zero points in 8, or s in 8 bits (ScaleType)
 //
-// Numbers of 4 bits may be indices of a table of 16 numbers of 8 bits: then q are those, with the offset 128,
-// and all bits are those of the weight that has them in 8 bits.
+// Numbers of 4 bits may be indices of a table of 16 numbers of 8 bits. Then q are the table's numbers, with
+// the offset 128, and the results have the same bits as with a weight that stores them in 8 bits.
 //
-// Where the inputs of a group do not follow each other in x, an order of k says where they are.
+// If the inputs of a group are not adjacent in x, `order` has the place in x of each k.
 #include <iterator>
 
 #include "dot_products.h"
@@ -34,14 +34,14 @@ namespace {
 
 constexpr int LINE = 4 * PANEL;  // bytes of a panel for four k
 constexpr int TILE = 64;        // of K
-constexpr int SMALL_GROUP = 16;  // the only group of less than CHUNK
-constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
-constexpr int AHEAD = 4096;     // bytes that are fetched ahead
-constexpr int UNPACKED_K = 256;  // groups of at most so many numbers of 4 bits are unpacked in L1
-constexpr int ROW_GAP = 64;     // bytes between rows of x, so that they do not meet in the same lines of L1
-constexpr float SMALLEST = 1e-35f;  // smaller numbers are zero: 127 divided by them is not finite
+constexpr int SMALL_GROUP = 16;  // the only group smaller than CHUNK
+constexpr int BLOCK_ROWS = 96;  // maximum rows that a thread rounds at once
+constexpr int AHEAD = 4096;     // distance of prefetching in bytes
+constexpr int UNPACKED_K = 256;  // maximum size of groups whose 4-bit numbers are unpacked in L1
+constexpr int ROW_GAP = 64;     // bytes between rows of x: rows do not compete for the same lines of L1
+constexpr float SMALLEST = 1e-35f;  // smaller peaks count as zero: 127 / peak might not be finite
 
-// One thread's rows of x in 8 bits, group by group.
+// A thread's rows of x, rounded to 8 bits by group.
 class RoundedRows {
   public:
     RoundedRows(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
@@ -52,7 +52,7 @@ class RoundedRows {
         size_t unpacked = unpacks ? size_t(w.group < TILE ? TILE : w.group) * PANEL : 0;
         size_t floats = sums + ordered + 2 * numbers;
         char* memory = pool.scratch(thread, floats * sizeof(float) + bytes + unpacked);
-        unpacked_ = reinterpret_cast<uint8_t*>(memory);  // first, where it begins with a line
+        unpacked_ = reinterpret_cast<uint8_t*>(memory);  // first, to be aligned to a cache line
         sums_ = reinterpret_cast<float*>(memory + unpacked);
         ordered_ = sums_ + sums;
         scales_ = ordered_ + ordered;
@@ -60,7 +60,7 @@ class RoundedRows {
         x_rounded_ = reinterpret_cast<int8_t*>(totals_ + numbers);
     }
 
-    // Takes rows `first` to `first + rows`.
+    // Round rows `first` to `first + rows`.
     template <class D>
     void take(int first, int rows) {
         rows_ = rows;
@@ -73,9 +73,9 @@ class RoundedRows {
         }
     }
 
-    // Their sums with a panel, [rows][PANEL]. A group's weights stay in L1 while all rows meet them, unless a
-    // whole column is one group. `next` is the panel that this thread takes afterwards: its first weights are
-    // fetched when the last of this one are.
+    // Return the rows' products with a panel, [rows][PANEL]. A group's weights stay in L1 until all rows are
+    // multiplied by them, unless all of K is one group. `next`: the thread's next panel, whose first weights
+    // are prefetched at the end of this panel.
     template <class D>
     float* times(int panel, int next) {
 #if defined(__AMX_INT8__) && defined(STREAMSERVE_AVX512)
@@ -87,7 +87,7 @@ class RoundedRows {
             if (rows_ == 2 && w_.group != SMALL_GROUP) return stream_panel<D, 2>(panel, next);
         }
         clear_sums();
-        // With fewer rows unpacking takes as long as it saves.
+        // With fewer rows, unpacking takes as much time as it saves.
         bool unpacks = w_.bits == 4 && w_.group <= UNPACKED_K && rows_ > 2 * D::rows;
         for (int g = 0; g < groups_; g++) {
             const uint8_t* unpacked = unpacks ? unpack<D>(panel, next, g) : nullptr;
@@ -116,15 +116,15 @@ class RoundedRows {
   private:
     size_t stride() const { return size_t(w_.k_padded + ROW_GAP); }
 
-    // Of numbers of 4 bits that are indices of a table, where others have their bits; of those that were unpacked.
+    // Further values of BITS, for numbers of 4 bits that are indices of a table, or that were unpacked.
     static constexpr int INDICES = 0, UNPACKED = 1;
     template <int BITS>
     static constexpr bool PACKED = BITS == 4 || BITS == INDICES;  // two numbers in a byte
     template <int BITS>
-    static constexpr int WIDTH = BITS == 4 || BITS == UNPACKED ? 4 : 8;  // of numbers as they are multiplied
+    static constexpr int WIDTH = BITS == 4 || BITS == UNPACKED ? 4 : 8;  // bits of the multiplied numbers
 
-    // Some rows from `row` on, some columns of a panel from `column` on, a group of K, `begin` to `end`.
-    // `weight` and `x` are where the first of them lie.
+    // A block of rows from `row` on and of a panel's columns from `column` on, over group `g` of K, from
+    // `begin` to `end`. `weight` and `x`: addresses of its first numbers.
     struct Block {
         int panel, next, column, row, g, begin, end;
         const uint8_t* weight;
@@ -132,7 +132,7 @@ class RoundedRows {
         bool fetched = false;  // the weights are in L1
     };
 
-    // Takes a row of x, from memory where it is in the weight's order if it has one.
+    // Round row `from` of x to row `row`. If the weight has an order, the row is first copied in this order.
     template <class D, class T>
     void take_typed(int from, int row) {
         if (!w_.order) return take_row<D, T>(x_, from, row);
@@ -155,8 +155,8 @@ class RoundedRows {
     }
     size_t panel_bytes() const { return size_t(w_.k_padded) * size_t(PANEL * w_.bits / 8); }
 
-    // Weights of 4 bits of a group as numbers of 8 bits, [k/4][64][4]: once for all rows. Those of a whole tile, of
-    // which a smaller group is a part.
+    // Return a group's weights of 4 bits as bytes [k/4][64][4], unpacked once for all rows. If the group is
+    // smaller than a tile, its whole tile is unpacked, for the tile's first group.
     template <class D>
     const uint8_t* unpack(int panel, int next, int g) {
         int begin = g * w_.group, rest = w_.k_padded - begin;
@@ -177,7 +177,7 @@ class RoundedRows {
         return unpacked_ + size_t(begin % TILE / 4) * LINE;
     }
 
-    // Where the weights are that are read AHEAD bytes after `weight`, by the first rows of a block.
+    // Return the weights AHEAD bytes after `weight`, to be prefetched by the first rows of a block.
     const uint8_t* ahead_of(const Block& b, const uint8_t* weight) const {
         return b.row || b.fetched ? weight : ahead_in(b.panel, b.next, weight);
     }
@@ -186,8 +186,8 @@ class RoundedRows {
         return weight + AHEAD < end ? weight + AHEAD : weights_of(next) + (weight + AHEAD - end);
     }
 
-    // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
-    // like infinity, leaves no finite sum, whatever it is rounded to.
+    // Round a row. A group's largest magnitude determines its scale. Magnitudes are compared by their bits,
+    // so a NaN is the largest; as with infinity, scale and sums are then not finite.
     template <class D, class T>
     void take_row(const Rows& x, int from, int row) {
         using V = typename D::V;
@@ -235,7 +235,7 @@ class RoundedRows {
     }
 
 #if defined(__AMX_INT8__) && defined(STREAMSERVE_AVX512)
-    // `times` with AMX.
+    // Do the work of `times` with AMX.
     float* tile_times(int panel, int next) {
         alignas(64) int32_t sums[IntegerTiles::ROWS * PANEL];
         clear_sums();
@@ -246,7 +246,7 @@ class RoundedRows {
             const uint8_t* weight = block.weight;
             if (w_.bits == 4) {
                 weight = unpack<Dot512>(panel, next, g);
-                asm volatile("" ::: "memory");  // loads of tiles do not tell the compiler what they read
+                asm volatile("" ::: "memory");  // the compiler does not know which memory tile loads read
             }
             for (; block.row < rows_; block.x += IntegerTiles::ROWS * stride()) {
                 IntegerTiles::sums(block.x, stride(), weight, tiles, sums);
@@ -259,7 +259,7 @@ class RoundedRows {
         return sums_;
     }
 
-    // Scales a row's integer sums [64].
+    // Scale a row's integer sums [64], and add them to y.
     void scale_row(const Block& b, const int32_t* sums) {
         int32_t offset = w_.offsets ? 0 : w_.bits == 8 ? 128 : 8;
         Dot512 dot[1][Dot512::at_once];
@@ -275,8 +275,8 @@ class RoundedRows {
     }
 #endif
 
-    // `times` for one row or two, which take as long as reading the weights: registers hold y from the first
-    // group to the last, and two integer sums of each number, which do not wait for each other.
+    // Do the work of `times` for one or two rows, as fast as weights are read: registers hold y over all
+    // groups, and two integer sums for each number of y, which do not wait for each other.
     template <class D, int ROWS>
     float* stream_panel(int panel, int next) {
         if (w_.bits == 8) return stream_numbers<D, 8, ROWS>(panel, next);
@@ -288,8 +288,8 @@ class RoundedRows {
         return w_.offsets ? stream<D, BITS, ROWS, true>(panel, next) : stream<D, BITS, ROWS, false>(panel, next);
     }
 
-    // Of 4 bits the first sum is that of the low halves of bytes: with groups of 32 that of a group, and the second
-    // that of the next one. Of 8 bits the sums are those of every other line.
+    // With 4 bits, `even` sums the low halves of bytes and `odd` the high halves: in groups of 32, these are
+    // two adjacent groups. With 8 bits and larger groups, they sum every other line.
     template <class D, int BITS, int ROWS, bool ZEROS>
     float* stream(int panel, int next) {
         using V = typename D::V;
@@ -329,7 +329,7 @@ class RoundedRows {
         return sums_;
     }
 
-    // A tile of 64 numbers. Of 8 bits with groups of 32 the sums are those of the tile's halves.
+    // Add a tile of 64 k to the sums. With 8 bits and groups of 32, the sums are of the tile's two halves.
     template <class D, int BITS, int ROWS>
     __attribute__((always_inline)) void stream_tile(const uint8_t* weight, const uint8_t* ahead, const int8_t* x,
                                                     typename D::Bytes table, bool halves, D (&even)[ROWS][D::at_once],
@@ -362,7 +362,7 @@ class RoundedRows {
         }
     }
 
-    // Adds a group's integer sums to y, scaled.
+    // Scale a group's integer sums, and add them to y.
     template <class D, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void add_scaled(int panel, int next, int g, const D (&dot)[ROWS][D::at_once],
                                                    typename D::V (&y)[ROWS][D::at_once]) {
@@ -379,8 +379,8 @@ class RoundedRows {
         }
     }
 
-    // ROWS rows and the columns of `at_once` vectors: registers hold the integer sums, y is in L1. Sums begin
-    // with what an offset of the weights adds to them.
+    // Multiply ROWS rows by the columns of `at_once` vectors: registers hold the integer sums, y is in L1.
+    // Sums begin with minus the weights' offset times Σ xq, so that the offset is subtracted.
     template <class D, int BITS, int ROWS>
     void block(const Block& b) {
         const uint8_t* weight = b.weight;
@@ -414,7 +414,7 @@ class RoundedRows {
         }
     }
 
-    // Which bits of the weights' bytes are taken.
+    // The bits of the weights' bytes that `add` multiplies.
     static constexpr int LOW = 0, HIGH = 4, WHOLE = 8;
 
     template <class D, int BITS>
@@ -423,8 +423,8 @@ class RoundedRows {
         return w;
     }
 
-    // COUNT lines from k on, 32 or 16 of K: gcc keeps sums in registers where it knows how long a loop is. Of 4
-    // bits the low halves of a tile's bytes and then the high ones: both at once would need more registers.
+    // Add COUNT lines from k on: gcc keeps sums in registers if it knows a loop's length. With 4 bits, low halves of
+    // a tile's bytes are added before high halves: both at once would need more registers.
     template <class D, int BITS, int ROWS, int COUNT>
     __attribute__((always_inline)) void lines(const uint8_t* weight, const uint8_t* ahead, int k, const int8_t* x,
                                               typename D::Bytes table, D (&dot)[ROWS][D::at_once]) {
@@ -443,7 +443,7 @@ class RoundedRows {
         }
     }
 
-    // A whole tile of 4 bits at once: for few rows, where reading weights takes the time.
+    // Add a whole tile of 4 bits at once. Used for few rows, where reading weights dominates the time.
     template <class D, int BITS, int ROWS>
     __attribute__((always_inline)) void tile(const uint8_t* weight, const uint8_t* ahead, const int8_t* x,
                                              typename D::Bytes table, D (&dot)[ROWS][D::at_once]) {
@@ -482,7 +482,7 @@ class RoundedRows {
         }
     }
 
-    // The scales and offsets of a panel's group from `at` on; fetches those from `ahead` on.
+    // Load the scales and offsets of a panel's group from `at` on. Prefetches the tables from `ahead` on.
     template <class D, bool ZEROS>
     __attribute__((always_inline)) void load_tables(size_t at, size_t ahead, typename D::V (&s)[D::at_once],
                                                     typename D::V (&m)[D::at_once]) const {
@@ -517,7 +517,7 @@ class RoundedRows {
 
     void clear_sums() { std::memset(sums_, 0, size_t(rows_) * PANEL * sizeof *sums_); }
 
-    // Takes the scales and offsets of a panel's group, for all rows; fetches those of the group after the next.
+    // Load the scales and offsets of a panel's group, for all rows. Prefetches the tables of group g + 2.
     template <class D>
     void take_scales(int panel, int next, int g) {
         int later = g + 2 < groups_ ? g + 2 : g + 2 < 2 * groups_ ? g + 2 - groups_ : 0;
@@ -537,7 +537,7 @@ class RoundedRows {
         }
     }
 
-    // The sums of the block are scaled and added to y.
+    // Scale the sums of the block, and add them to y.
     template <class D, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void scale(const Block& b, const D (&dot)[ROWS][D::at_once]) {
         using V = typename D::V;
@@ -573,7 +573,7 @@ class RoundedRows {
     int32_t* totals_;
     int8_t* x_rounded_;
     alignas(64) float group_scales_[PANEL], group_offsets_[PANEL];
-    uint8_t* unpacked_;  // a group's weights of 4 bits, a byte each
+    uint8_t* unpacked_;  // a group's weights of 4 bits, one in each byte
 };
 
 template <class D>
@@ -589,7 +589,7 @@ void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int row
         int first = unit / panels * at_once, count = rows - first < at_once ? rows - first : at_once;
         float* sums;
         {
-            FlushTiny exact(false);  // scales may be tiny
+            FlushTiny exact(false);  // scales may be below the smallest normal float32
             if (first != held) some.take<D>(first, count);
             held = first;
             sums = some.times<D>(unit % panels, (next < panels * blocks ? next : unit) % panels);

@@ -1,5 +1,5 @@
-// Integer sums with AMX: 16 rows × 64 columns over a group of K at once. They are exact, as those of the other
-// paths, so all give the same bits.
+// Integer sums with AMX, of 16 rows × 64 columns over a group of K. Integer sums are exact, so they equal the
+// sums of all other paths.
 #pragma once
 
 #include "gemm.h"
@@ -10,15 +10,17 @@
 
 namespace streamserve {
 
-// A tile register has the weights of 16 columns and 64 k: [k/4][16 columns][4]. Lines of four tiles lie together.
+// A tile register has the weights of 16 columns and 64 k: [k/4][16 columns][4]. In memory, the same lines of
+// four tiles are adjacent.
 struct IntegerTiles {
     static constexpr int K = 64, ROWS = 16;
-    static constexpr size_t LINE = 4 * PANEL, BYTES = LINE * K / 4;  // of four k and of 64
+    static constexpr size_t LINE = 4 * PANEL, BYTES = LINE * K / 4;  // bytes of a panel for four k and for 64 k
 
-    // Whether groups of so many k are whole tiles.
+    // Return whether groups of `group` k are whole tiles.
     static bool fit(int group) { return group % K == 0; }
 
-    // sums[16][64] of 16 rows of x, `stride` bytes apart, with weights of 8 bits, `tiles` of K.
+    // Write to `sums` [16][64] the products of 16 rows of x, `stride` bytes apart, with weights of 8 bits,
+    // over `tiles` tiles of K.
     static void sums(const int8_t* x, size_t stride, const uint8_t* weight, int tiles, int32_t* sums) {
         _tile_zero(0);
         _tile_zero(1);

@@ -1,5 +1,5 @@
 // Keys and values of 8 bits: a vector of `dim` numbers is stored as `dim` signed integers, then their float32
-// scale. The rules and the bytes are those of execution/kv_vectors.py.
+// scale. Rounding rules and bytes equal execution/kv_vectors.py.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 
 namespace streamserve {
 
-// `from` [dim] to `dim` integers and their scale at `to`.
+// Quantize `from` [dim]: write `dim` integers and their scale to `to`.
 template <class V, class T>
 void quantize_vector(const T* from, int dim, char* to) {
     int whole = dim / V::lanes * V::lanes;
-    V zero = V::set(0.0f), peak = zero, check = zero;  // `check` is NaN where a number is not finite
+    V zero = V::set(0.0f), peak = zero, check = zero;  // `check` becomes NaN if a number is not finite
     for (int d = 0; d < whole; d += V::lanes) {
         V x = V::load(from + d);
         peak = peak.max(x).max(zero - x);
@@ -38,7 +38,7 @@ void quantize_vector(const T* from, int dim, char* to) {
     for (int d = whole; d < dim; d++) integers[d] = int8_t(std::nearbyint(widen(from[d]) / scale));
 }
 
-// The numbers [dim] of a stored vector, rounded to T.
+// Write the numbers [dim] of a stored vector to `to`, rounded to T.
 template <class V, class T>
 static inline void dequantize_vector(const char* from, int dim, T* to) {
     float scale;

@@ -10,7 +10,7 @@ namespace streamserve {
 
 namespace {
 
-// Which of the pool's shared memory is whose; experts.h has those between.
+// Numbers of the pool's shared buffers; experts.h uses the numbers between.
 enum Memory { NORMED = 1, QKV, ATTENDED, INNER, PARTS, PROJECTED, PRODUCTS = 14 };
 
 CacheLayer layer_of(const Model& model, const Cache& cache, int layer) {
@@ -35,7 +35,7 @@ void write_slot(const CacheLayer& cache, int64_t slot, const T* keys, const T* v
     }
 }
 
-// Rows are claimed 16 at a time, so that a tile of activations is written by one thread.
+// Call row_job for all rows. Rows are claimed 16 at a time, so that one thread writes a tile of activations.
 template <class F>
 void for_rows(Pool& pool, int rows, F&& row_job) {
     int at_once = rows <= ROW_TILE ? 1 : ROW_TILE;
@@ -51,7 +51,8 @@ void copy_row(const T* from, int size, const Rows& to, int row) {
     }
 }
 
-// All that a step's layers share, and the layer itself. Every thread runs `layer`.
+// Runs the layers of a step. Owns the buffers that the layers share. `prepare` is called outside of jobs,
+// `layer` by every thread.
 template <class V, class T>
 class Runner {
   public:
@@ -151,7 +152,8 @@ class Runner {
         products_ = reinterpret_cast<float*>(pool_.shared(PRODUCTS, numbers * sizeof(float)));
     }
 
-    // What adapters add to a linear map that reads `x`, until the next map's products are computed.
+    // Compute the adapters' products for a linear map with the input `x`. They are valid until the next map's
+    // products are computed.
     LowRankProducts products(int layer, LoraMap map, const Rows& x) {
         int number = layer * LORA_MAPS + map, next = number + 1 < last_ * LORA_MAPS ? number + 1 : -1;
         LowRankProducts to{step_.lora, number, next, products_, products_stride_, int(sizeof(T))};
@@ -160,14 +162,15 @@ class Runner {
         return to;
     }
 
-    // A row of hidden states, normalized if there is a weight, to what attention or MLP reads.
+    // Copy a row of hidden states, normalized if there is a weight, to the input of attention or MLP.
     void enter(int row, const float* weight) {
         const T* own = hidden_ + size_t(row) * size_t(model_.hidden);
         if (!weight) return copy_row(own, model_.hidden, normed_, row);
         normalize<V, T>(own, weight, model_.hidden, norm_, normed_.at(row, 0), normed_.chunk_stride);
     }
 
-    // Where outputs of attention or MLP go: to the hidden states, or first to a norm with this weight.
+    // Return the Finish for outputs of attention or MLP: they are added to the hidden states or, if there is
+    // a `post_norm`, stored to be normalized first.
     Finish out_of(const float* post_norm) const {
         size_t stride = size_t(model_.hidden);
         if (post_norm) return {Finish::STORE, model_.type, false, projected_, stride, {}};
@@ -184,8 +187,8 @@ class Runner {
         normalize<V, T>(numbers, weight, size, norm_, reinterpret_cast<char*>(numbers), CHUNK * sizeof(T));
     }
 
-    // What linear maps read, whose formats pad `k` to `k_padded` or less; columns after `k` are zero, whatever
-    // used the memory before.
+    // Return a buffer for the input of linear maps, whose formats pad `k` to at most `k_padded`. Columns
+    // after `k` are set to zero, as the memory may have been used before.
     Rows rows(Memory which, int k, int k_padded) {
         size_t bytes = rows_bytes(step_.rows, model_.type, k_padded);
         char* memory = pool_.shared(which, bytes);
@@ -193,7 +196,7 @@ class Runner {
         return rows_for(memory, model_.path, model_.type, k_padded);
     }
 
-    // A row's queries and keys turned to its position, its keys and values put in their slot.
+    // Rotate a row's queries and keys to its position, and write its keys and values to its slot.
     void place(const Layer& layer, const CacheLayer& cache, int row) {
         int dim = model_.dim, heads = model_.heads, turned = heads + model_.kv_heads;
         T* own = qkv_ + size_t(row) * qkv_width_;
@@ -210,7 +213,7 @@ class Runner {
         write_slot<V, T>(cache, step_.slots[row], keys, own + size_t(turned) * size_t(dim));
     }
 
-    // A row's queries and keys: two vectors, or one for each head.
+    // Normalize a row's queries and keys: as two vectors, or each head.
     void norm_heads(T* queries, const float* weight) const {
         int dim = model_.dim, of_queries = model_.heads * dim, of_keys = model_.kv_heads * dim;
         if (model_.joint_head_norm) {
@@ -262,7 +265,7 @@ void run(Pool& pool, const Model& model, const Step& step, const Cache& cache, v
     }, light(model.path, step.rows, weights));
 }
 
-// Calls f with a vector and a number of the path's and the type's kinds.
+// Call f with a vector of the path's type and a number of type `type`.
 template <class F>
 void with_kinds(int path, int type, F&& f) {
     auto typed = [&](auto vector) { type == BF16 ? f(vector, bf16{}) : f(vector, float{}); };

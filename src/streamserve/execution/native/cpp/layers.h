@@ -7,9 +7,10 @@
 
 namespace streamserve {
 
-// A mixture of experts. The router, in float32, has an output for each of `count` experts, of which a row takes
-// the `chosen` best; with a `shared` expert, which all rows take, one more: its gate. `gate_up` and `down` are the
-// experts', then the shared one's. `normalized`: the weights of the chosen ones sum to 1.
+// A mixture of experts. The router, in float32, has an output for each of `count` experts; each row takes the
+// `chosen` experts with the largest outputs. If there is a `shared` expert, which all rows take, the router
+// has one more output: its gate. `gate_up` and `down` are the matrices of the experts, then of the shared
+// expert. `normalized`: the weights of the chosen experts sum to 1.
 struct Experts {
     Linear router;
     const Linear *gate_up, *down;
@@ -18,10 +19,14 @@ struct Experts {
 ABI_STRUCT(Experts, ABI_FIELD(router), ABI_FIELD(gate_up), ABI_FIELD(down), ABI_FIELD(count), ABI_FIELD(chosen),
            ABI_FIELD(shared), ABI_FIELD(normalized));
 
-// One layer's weights; norms are float32, null where a layer has none: of what goes into attention and MLP, of
-// what comes out of them before it is added, and of queries and keys [query heads + key heads][dim]. `gate_up`
-// is packed in panels of 32 gates and their 32 values; instead of it and `down` a layer may have `experts`. `sinks`
-// are attention's. `rope`: which of the step's rotations; -1: none.
+// One layer's weights. Norms are float32, or null where a layer has none:
+//
+//   attention_norm, mlp_norm             of the input of attention and MLP
+//   attention_post_norm, mlp_post_norm   of their output, before it is added to the hidden states
+//   head_norm                            of queries and keys, [query heads + key heads][dim]
+//
+// `gate_up` is packed in panels of 32 gates and their 32 values. A layer may have `experts` instead of
+// `gate_up` and `down`. `sinks`: attention's sinks. `rope`: the number of its rotation in the step; -1: none.
 struct Layer {
     const float *attention_norm, *attention_post_norm, *head_norm, *mlp_norm, *mlp_post_norm, *sinks;
     const Experts* experts;
@@ -32,9 +37,9 @@ ABI_STRUCT(Layer, ABI_FIELD(attention_norm), ABI_FIELD(attention_post_norm), ABI
            ABI_FIELD(mlp_norm), ABI_FIELD(mlp_post_norm), ABI_FIELD(sinks), ABI_FIELD(experts), ABI_FIELD(qkv),
            ABI_FIELD(out), ABI_FIELD(gate_up), ABI_FIELD(down), ABI_FIELD(window), ABI_FIELD(rope));
 
-// `rotary` of a head's `dim` numbers are rotated. `wide_norms`: elementwise.h. `joint_head_norm`: all queries of
-// a row are normalized as one vector, and all its keys, instead of head by head. What attention and MLP add is
-// multiplied by `residual_scale`, unless it is normalized.
+// A model. The first `rotary` of a head's `dim` numbers are rotated. `wide_norms`: see Norm in elementwise.h.
+// `joint_head_norm`: all queries of a row are normalized as one vector, and all its keys as another, instead of each
+// head. The outputs of attention and MLP are multiplied by `residual_scale`, unless they are normalized.
 struct Model {
     const Layer* layers;
     int32_t hidden, heads, kv_heads, dim, rotary, path, type, wide_norms, joint_head_norm;
@@ -46,8 +51,8 @@ ABI_STRUCT(Model, ABI_FIELD(layers), ABI_FIELD(hidden), ABI_FIELD(heads), ABI_FI
            ABI_FIELD(rotary), ABI_FIELD(path), ABI_FIELD(type), ABI_FIELD(wide_norms), ABI_FIELD(joint_head_norm),
            ABI_FIELD(epsilon), ABI_FIELD(residual_scale), ABI_FIELD(scoring), ABI_FIELD(gating));
 
-// A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] of the model's type; `slots` [rows] number the
-// cache's slots. `lora`: adapters that rows have; null if none has any.
+// A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] are of the model's type. `slots` [rows]: numbers
+// of the rows' slots in the cache. `lora`: the rows' adapters; null if no row has one.
 struct Step {
     const Span* spans;
     const int64_t* slots;
@@ -60,8 +65,8 @@ ABI_STRUCT(Step, ABI_FIELD(spans), ABI_FIELD(slots), ABI_FIELD(cos), ABI_FIELD(s
            ABI_FIELD(span_count), ABI_FIELD(rows));
 
 // The cache of all layers, `layer_stride` bytes apart, with vectors as in CacheLayer. `written` counts the
-// layers whose keys and values are there, over all steps: an observer may read a layer while the next ones are
-// computed.
+// layers whose keys and values have been written, over all steps: so an observer may read a layer while the
+// next ones are computed.
 struct Cache {
     void* data;
     size_t layer_stride;
@@ -71,15 +76,15 @@ struct Cache {
 ABI_STRUCT(Cache, ABI_FIELD(data), ABI_FIELD(layer_stride), ABI_FIELD(written), ABI_FIELD(block_size),
            ABI_FIELD(quantized));
 
-// `hidden` [rows][hidden], in place, through layers `first` to `last`.
+// Run layers `first` to `last` (exclusive) on `hidden` [rows][hidden], in place.
 void run_layers(Pool& pool, const Model& model, const Step& step, const Cache& cache, void* hidden, int first,
                 int last);
 
-// RMSNorm of all rows, from one matrix to another, both [rows][size].
+// Write the RMSNorm of each row of `from` to `to`, both [rows][size].
 void norm_rows(Pool& pool, const void* from, const float* weight, int rows, int size, float epsilon, bool wide,
                int path, int type, void* to);
 
-// For one layer: writes keys and values, of `qkv` [rows][heads + 2 kv_heads][dim], to the cache, attends.
+// For one layer, write the keys and values of `qkv` [rows][heads + 2 kv_heads][dim] to the cache, then attend.
 void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, const void* qkv, int heads,
                       int window, Scoring scoring, const float* sinks, int path, void* out);
 

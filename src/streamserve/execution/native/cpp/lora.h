@@ -1,11 +1,14 @@
-// LoRA adapters: what they add to linear maps, y += B (scale · A x), for the rows of a step that have one.
+// LoRA adapters: y += B (scale · A x) in linear maps, for the rows of a step that have an adapter.
 //
-// Before a product of the base, `shrink` computes scale · A x of these rows in float32. Where the product ends,
-// `expand` computes B times that, of the columns that are in cache, and adds it to their float32 sums before they are
-// rounded. So the base's weights may be of any format. A product with A is a sum in sixteen lanes over ascending K, one
-// with B a sum over ascending rank: a row's bits never depend on other rows, and AVX2, AVX512 and AVX512_BF16 give the
-// same. Many adapters of a row each are read from memory once a step: A and B lie in the order in which they are read,
-// and are fetched to L2 while the base is multiplied.
+// Before a product of the base, `shrink` computes the products scale · A x of these rows in float32. When a
+// range of the base's columns is complete, `expand` adds B times the products to its float32 sums, before
+// they are rounded. So the base's weights may have any format.
+//
+// A product with A is a sum in sixteen lanes over ascending K; a product with B is a sum over ascending rank.
+// So a row's bits do not depend on other rows, and AVX2, AVX512 and AVX512_BF16 give the same bits.
+//
+// With many adapters, of one row each, all adapters are read from memory once in a step: A and B lie in the
+// order in which they are read, and are prefetched to L2 while the base is multiplied.
 #pragma once
 
 #include <tuple>
@@ -18,17 +21,17 @@
 
 namespace streamserve {
 
-// The ranks that sixteen columns of a packed weight need: `ranks` from `first` on, in `b` [ranks][16] from number
-// `offset` on.
+// The ranks that sixteen columns of a packed weight need: `ranks` ranks from `first` on. Their numbers
+// [ranks][16] are in `b` from index `offset` on.
 struct LowRankColumns {
     int64_t offset;
     int32_t first, ranks;
 };
 ABI_STRUCT(LowRankColumns, ABI_FIELD(offset), ABI_FIELD(first), ABI_FIELD(ranks));
 
-// What an adapter adds to a linear map, whose modules' ranks follow each other; `rank`, an even number: 0 for
-// nothing. `a` [rank / 2][chunks][2][32 k] and `b` are of the model's type; `columns` has an entry for each 16 of the
-// packed weight.
+// An adapter's matrices for a linear map. The ranks of the map's modules follow each other. `rank` is their
+// total, an even number, or 0 if the adapter does not change the map. `a` [rank / 2][chunks][2][32 k] and `b`
+// are of the model's type. `columns` has an entry for each 16 columns of the packed weight.
 struct LowRank {
     const void *a, *b;
     const float* scales;
@@ -40,8 +43,8 @@ ABI_STRUCT(LowRank, ABI_FIELD(a), ABI_FIELD(b), ABI_FIELD(scales), ABI_FIELD(col
 
 enum LoraMap { LORA_QKV, LORA_OUT, LORA_GATE_UP, LORA_DOWN, LORA_MAPS };
 
-// The adapters of a step, whose maps are [layers][LORA_MAPS], of `max_rank` at most. `adapter_of` [rows]: which one
-// a row has; -1: none.
+// The adapters of a step; each has maps [layers][LORA_MAPS] of up to `max_rank`. `adapter_of` [rows]: the
+// adapter of each row; -1: none.
 struct Lora {
     const LowRank* const* adapters;
     const int32_t* adapter_of;
@@ -49,8 +52,8 @@ struct Lora {
 };
 ABI_STRUCT(Lora, ABI_FIELD(adapters), ABI_FIELD(adapter_of), ABI_FIELD(count), ABI_FIELD(max_rank));
 
-// Cache lines to be fetched to L2 while something else is computed, a few at a time: many at once would hold up its
-// loads.
+// Cache lines to prefetch to L2 during a computation, a few at a time: many at once would delay the
+// computation's loads.
 class Lines {
   public:
     void clear() {
@@ -66,7 +69,7 @@ class Lines {
             ranges_.push_back({at, at + bytes});
         }
     }
-    // Returns whether there was one.
+    // Prefetch the next line. Return whether there was a line.
     bool fetch_one() {
         if (at_ >= end_) {
             if (number_ == ranges_.size()) return false;
@@ -86,14 +89,14 @@ class Lines {
     const char *at_ = nullptr, *end_ = nullptr;
 };
 
-// What is added to the rows of a step for one linear map: B times `products` with A [rows][stride]. `next`: the map
-// that follows; -1: none. Without `lora`: nothing to any row.
+// The adapters' part of one linear map: B times `products` [rows][stride] is added to the rows of a step. `map`: its
+// number; `next`: the number of the next map, -1 if there is none. Without `lora`, nothing is added to any row.
 struct LowRankProducts {
     const Lora* lora = nullptr;
     int map = 0, next = -1;
     float* products = nullptr;
     int stride = 0;
-    int number = 0;  // bytes of a number of A and B
+    int number = 0;  // bytes of a number in A and B
 
     const LowRank* of(int row) const {
         int adapter = lora->adapter_of[row];
@@ -106,7 +109,8 @@ struct LowRankProducts {
         }
         return false;
     }
-    // Returns in `lines` what `columns` columns from `column` on need of B, and their share, of `width`, of the next A.
+    // Write to `lines` the cache lines of B that `columns` columns from `column` on need, and columns / width
+    // of the next map's A.
     void ahead(int column, int columns, int width, Lines& lines) const;
 };
 
@@ -115,7 +119,7 @@ struct LowRankUnit {
     int row, rows;
 };
 
-constexpr int LOW_RANK_BLOCK = 16;  // ranks that one thread computes of some rows
+constexpr int LOW_RANK_BLOCK = 16;  // ranks of a unit of work
 
 inline void LowRankProducts::ahead(int column, int columns, int width, Lines& lines) const {
     lines.clear();
@@ -149,7 +153,7 @@ inline std::vector<LowRankUnit> low_rank_units(const Lora& lora, int rows) {
     return units;
 }
 
-// Products of R rows with P pairs of ranks from `rank` on. As they are multiplied, the pairs that follow are fetched.
+// Compute the products of R rows with P pairs of ranks from `rank` on. The following pairs are prefetched meanwhile.
 template <class V, class T, int R, int P>
 inline void shrink_pairs(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
     using Sums = LaneSums<V>;
@@ -189,13 +193,13 @@ inline void shrink_pairs(const LowRank& map, const Rows& x, int row, int rank, c
 template <class V, class T, int R>
 inline void shrink_rows(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
     int last = map.rank < rank + LOW_RANK_BLOCK ? map.rank : rank + LOW_RANK_BLOCK;
-    if constexpr (R == 1) {  // a row's two sums alone would wait for each other's multiplications
+    if constexpr (R == 1) {  // two sums at a time would leave the multipliers waiting for results: take four
         for (; rank + 4 <= last; rank += 4) shrink_pairs<V, T, R, 2>(map, x, row, rank, to);
     }
     for (; rank < last; rank += 2) shrink_pairs<V, T, R, 1>(map, x, row, rank, to);
 }
 
-// Computes the products with A, with a barrier after it. Called by every thread of a job.
+// Compute the products with A, then wait in a barrier. Called by every thread of a job.
 template <class V, class T>
 void shrink(Pool& pool, const std::vector<LowRankUnit>& units, const Rows& x, const LowRankProducts& to) {
     int count = int(units.size()), blocks = ceil_div(to.lora->max_rank, LOW_RANK_BLOCK);
@@ -214,7 +218,7 @@ void shrink(Pool& pool, const std::vector<LowRankUnit>& units, const Rows& x, co
     pool.barrier();
 }
 
-// Adds B times a row's products to its sums of G times 16 columns that need the same ranks.
+// Add B times a row's products to the row's sums of G · 16 columns, which all need the same ranks.
 template <class V, class T, int G>
 inline void expand(const LowRank& map, const LowRankColumns* columns, const float* products, float* sums) {
     constexpr int parts = 16 / V::lanes;
@@ -231,7 +235,7 @@ inline void expand(const LowRank& map, const LowRankColumns* columns, const floa
     UNROLLED for (int i = 0; i < G * parts; i++) (V::load(sums + i * V::lanes) + added[i]).store(sums + i * V::lanes);
 }
 
-// Adds what the row's adapter adds to sums of `columns` columns from `column` on, both multiples of 16.
+// Add the part of the row's adapter to the sums of `columns` columns from `column` on, both multiples of 16.
 template <class V, class T>
 inline void add_products(const LowRankProducts& from, int row, int column, int columns, float* sums) {
     const LowRank* map = from.of(row);

@@ -1,4 +1,4 @@
-// Shared by sampling and draft selection: the noise of execution/noise.py, by groups of tokens, and the largest of many.
+// Functions of sampling and draft selection: the noise of execution/noise.py for groups of tokens, and maxima.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 
 namespace streamserve {
 
-constexpr int LANES = 32;  // tokens whose random numbers are made together
+constexpr int LANES = 32;  // tokens whose random numbers are computed together
 
-// The words of Philox4x32-10 (execution/noise.py) that a token's noise is made of: w1·2³² + w0.
+// Compute the words of Philox4x32-10 (execution/noise.py) from which the tokens' noise is computed: w1·2³² + w0.
 inline void random_words(const Draw& draw, const int32_t* ids, int count, uint64_t* words) {
     constexpr uint64_t LOW = 0xffffffff;
     uint64_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
@@ -43,7 +43,7 @@ inline double uniform(uint64_t words) {
 
 inline double gumbel(uint64_t words) { return -std::log(-std::log(uniform(words))); }
 
-// Whether none of `values` is NaN or infinite: x - x is 0 for all others.
+// Return whether all `values` are finite. x - x is 0 for a finite x, and NaN otherwise.
 inline bool all_finite(const float* values, int count) {
     float sums[LANES] = {};
     int i = 0;

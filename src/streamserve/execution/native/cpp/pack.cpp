@@ -7,11 +7,11 @@ namespace streamserve {
 
 namespace {
 
-constexpr int MAX_GROUP = 128;  // of weights with zero points
+constexpr int MAX_GROUP = 128;  // largest group that is rounded with zero points
 constexpr float SHRINK[] = {0.95f, 0.9f};
 
-// Columns that lie together in a packed weight of floats, and k that do; where k do not, bf16 columns of the first
-// and the second half take turns.
+// The layout of a packed weight of floats: streams of `columns` columns, in which `group` adjacent k of a
+// column lie together. `interleaved`: columns i of the first and the second half alternate.
 struct Packing {
     int columns, group;
     bool interleaved;
@@ -31,7 +31,7 @@ Packing packing(int path, int type) {
     }
 }
 
-// to[k] = the pairs of columns i and i + columns / 2.
+// Write the pairs of columns i and i + columns / 2 for each k: to[k][i] = (from[i][k], from[i + columns / 2][k]).
 void turn_pairs(const uint16_t* from, size_t stride, int columns, int depth, uint32_t* to) {
     int half = columns / 2;
     for (int k = 0; k < depth; k++, to += half) {
@@ -42,7 +42,7 @@ void turn_pairs(const uint16_t* from, size_t stride, int columns, int depth, uin
     }
 }
 
-// The numbers of a row in T, then zeros up to `padded`. `check` becomes NaN where one is not finite.
+// Write the numbers of a row as T, then zeros up to `padded`. `check` becomes NaN if a number is not finite.
 template <class V, class S, class T>
 void convert(const void* row, int k, int padded, T* to, V& check) {
     const S* from = static_cast<const S*>(row);
@@ -98,7 +98,7 @@ bool pack_panel(const Linear& linear, const Outputs& from, int panel, char* rows
     return all_finite(check);
 }
 
-// A group rounded in one range: the squared error, and what stands for it.
+// A group rounded in one range: its squared error, scale, zero point and numbers.
 struct Rounded {
     float error, scale, zero;
     uint8_t numbers[MAX_GROUP];
@@ -111,7 +111,7 @@ void store_numbers(V numbers, uint8_t* to) {
     numbers.store(reinterpret_cast<int8_t*>(to));
 }
 
-// quantization.py: _round_range. Errors are added in halves.
+// Round a group as `_round_range` of quantization.py does. Errors are added in halves, in the order of its `_sum`.
 template <class V>
 void round_range(const float* x, int count, float low, float high, float largest, Rounded& to) {
     to.scale = storable(high / largest - low / largest);
@@ -214,7 +214,7 @@ bool quantize_panel(const Linear& linear, const Outputs& from, int panel, char* 
     return all_finite(check);
 }
 
-// Calls f with a vector of the path's kind.
+// Call f with a vector of the path's type.
 template <class F>
 bool with_vector(int path, F&& f) {
     switch (path) {

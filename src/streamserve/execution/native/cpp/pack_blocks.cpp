@@ -9,7 +9,7 @@ namespace streamserve {
 
 namespace {
 
-// The bits of a number that float16 holds.
+// Return the bits of a number as float16. The number must be exact in float16.
 uint16_t to_f16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
@@ -18,7 +18,7 @@ uint16_t to_f16(float x) {
     return uint16_t(sign | uint32_t(std::fabs(x) * 0x1p24f));
 }
 
-// How scales are stored, by ScaleType: `put` returns whether the type holds one.
+// Storage of scales, a class for each ScaleType. `put` returns whether the type holds the scale exactly.
 struct ShortScales {
     f16* scales;
     bool put(size_t at, float scale) const {
@@ -45,7 +45,8 @@ struct WideScales {
     }
 };
 
-// A row's numbers in as many bits as the weight has: integers about the same middle, or of a table's indices.
+// Convert a row's numbers to the bits of the weight: symmetric integers are shifted to its middle, and
+// indices of a table are replaced by the table's numbers if the weight has no table.
 void widen_numbers(const Linear& linear, const BlockFormat& format, uint8_t* numbers) {
     int bits = format.bits, shift = 0;
     if (format.table && !linear.table) {
@@ -56,7 +57,7 @@ void widen_numbers(const Linear& linear, const BlockFormat& format, uint8_t* num
     for (int i = 0; shift && i < linear.k; i++) numbers[i] = uint8_t(numbers[i] + shift);
 }
 
-// A thread's memory for a row: a byte and two floats for each number at the most.
+// A thread's memory for a row: a byte and up to two floats for each number.
 struct RowMemory {
     uint8_t* numbers;
     float *scales, *minimums;
@@ -69,7 +70,8 @@ RowMemory row_memory(char* memory, size_t numbers) {
 
 size_t row_memory_bytes(size_t numbers) { return numbers * (1 + 2 * sizeof(float)); }
 
-// Stores the scales and minimums of column `i` of a panel, whose tables begin at `first`, for the weight's groups.
+// Store the scales and minimums of column `i` of a panel for each group of the weight. The panel's tables
+// begin at index `first`.
 template <class Scales>
 PackResult put_tables(const Linear& linear, const BlockFormat& format, const RowMemory& row, size_t first, int i,
                       const Scales& scales, float* minimums) {
@@ -145,7 +147,7 @@ bool finite(float x) {
 }
 bool finite(bf16 x) { return (x.bits & 0x7f80) != 0x7f80; }
 
-// A group of numbers as floats: scale · number, or what `value` makes of one, + least. Returns whether all are finite.
+// Write the numbers of a group as floats: scale · value(number) + least. Return whether all are finite.
 template <class T, class Value>
 bool put_floats(const uint8_t* __restrict numbers, int count, float scale, float least, T* __restrict to,
                 Value&& value) {

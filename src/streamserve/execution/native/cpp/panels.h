@@ -1,4 +1,4 @@
-// Panels of a weight that is being packed, which threads share, and how a panel's numbers are written.
+// Packing of a weight's panels, which are shared among threads, and the order of the numbers in a panel.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 
 namespace streamserve {
 
-constexpr int TILE = 64;  // of K: the unit in which integers are packed
+constexpr int TILE = 64;  // of K; integers are packed in whole tiles
 
-// to[word][column] = from[column][word] for words of 32 bits, a cache line of each column at a time.
+// Transpose words of 32 bits: to[word][column] = from[column][word]. Reads one cache line of each column at a time.
 inline void turn_words(const char* from, size_t stride, int columns, int words, char* to) {
     constexpr int LINE = 16;
     for (int first = 0; first < words; first += LINE) {
@@ -25,7 +25,8 @@ inline void turn_words(const char* from, size_t stride, int columns, int words, 
     }
 }
 
-// A row's numbers, one a byte, to how they lie in a panel's column: of 4 bits the halves of each tile together.
+// Join a row's numbers of 4 bits, one in each byte, in the layout of a panel's column: byte i of a tile has
+// number i of the tile's first half (low bits) and number i of its second half (high bits).
 inline void join_halves(const Linear& linear, const uint8_t* numbers, uint8_t* to) {
     for (int k = 0; k < linear.k_padded; k += TILE, numbers += TILE, to += TILE / 2) {
         for (int i = 0; i < TILE / 2; i++) to[i] = uint8_t(numbers[i] | numbers[i + TILE / 2] << 4);
@@ -34,8 +35,8 @@ inline void join_halves(const Linear& linear, const uint8_t* numbers, uint8_t* t
 
 inline size_t row_bytes(const Linear& linear) { return size_t(linear.k_padded) * size_t(linear.bits) / 8; }
 
-// Bytes between the columns of a panel before they are placed: no power of two, so that they do not meet in the same
-// lines of L1.
+// Bytes between the columns of a panel before they are placed. The padding avoids powers of two: columns
+// would compete for the same lines of L1.
 inline size_t column_stride(const Linear& linear) { return row_bytes(linear) + 64; }
 
 inline void place_columns(const Linear& linear, int panel, const uint8_t* columns, void* to) {
@@ -44,7 +45,7 @@ inline void place_columns(const Linear& linear, int panel, const uint8_t* column
                static_cast<char*>(to) + size_t(panel) * PANEL * row);
 }
 
-// Calls f(thread, panel) for all panels; returns whether all calls did return true.
+// Call f(thread, panel) for all panels. Return whether all calls returned true.
 template <class F>
 bool for_panels(Pool& pool, const Linear& linear, F&& f) {
     std::atomic<bool> all{true};

@@ -1,18 +1,18 @@
-// How fast a path multiplies when all numbers are in registers: no kernel that uses it can be faster.
+// Measurement of the rate at which a path multiplies numbers in registers: the upper bound of its kernels' rates.
 #include "gemm.h"
 #include "vec.h"
 
-// Sums stay in registers only where the loop over them is gone.
+// Unrolls the loop that follows completely: otherwise its sums would not stay in registers.
 #define ALL_CHAINS _Pragma("GCC unroll 16")
 
 namespace streamserve {
 
 namespace {
 
-constexpr int CHAINS = 12;  // sums at a time: more than a multiplier's latency times its number
+constexpr int CHAINS = 12;  // independent sums: more than latency · number of multipliers
 
-// Each round adds a product to every sum. An empty `asm` hides a register's value: sums that the compiler knew
-// to be equal would be taken once.
+// Each round adds a product to every sum. An empty `asm` hides a register's value: the compiler would compute
+// sums that it knows to be equal only once.
 template <class V>
 struct FusedSums {
     V sum[CHAINS], a = V::set(1.0f), b = V::set(0.5f);
@@ -83,7 +83,7 @@ struct DotInt512 {
 
 #if defined(__AVX2__)
 struct DotInt256 {
-    static constexpr int AT_ONCE = 8;  // and two registers for each product: there are 16
+    static constexpr int AT_ONCE = 8;  // sums; products need further registers, of which there are 16
     __m256i sum[AT_ONCE];
     __m256i a = _mm256_set1_epi8(1), b = a;
 
@@ -151,7 +151,7 @@ struct IntegerTileSums : Tiles {
 };
 #endif
 
-// Operations of `rounds` rounds; all registers stay what they are made of.
+// Do `rounds` rounds, with the sums in registers. Return the number of operations.
 template <class S>
 double run(int rounds) {
     S sums;

@@ -37,10 +37,10 @@ void pin(std::thread& thread, int cpu) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
-    pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // best effort: if refused, it runs anywhere
+    pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // if refused, the thread runs anywhere
 }
 
-// A job cannot go on without its memory, nor be given up: its other threads wait for this one in a barrier.
+// End the process: a job can neither go on without its memory nor stop, for its other threads wait in a barrier.
 [[noreturn]] void end_without_memory(size_t bytes) {
     std::fprintf(stderr, "streamserve's kernels: the system refuses %zu bytes of memory\n", bytes);
     std::abort();
@@ -68,7 +68,7 @@ Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), active_(thread
             if (cpus) pin(workers_.back(), cpus[thread - 1]);
         }
     } catch (...) {
-        stop();  // a thread that is destroyed while it runs ends the process
+        stop();  // destroying a std::thread that still runs would end the process
         throw;
     }
 }
@@ -117,7 +117,7 @@ void Pool::barrier() {
         return;
     }
     uint32_t before = passed_.load(std::memory_order_relaxed);
-    int active = active_;  // the last thread to arrive may start the next job, with another number
+    int active = active_;  // read it before arriving: the next job may change it as soon as all have arrived
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < active) {
         wait_while(passed_, before);
         return;
@@ -135,7 +135,8 @@ void Pool::wait_while(std::atomic<uint32_t>& word, uint32_t value) {
         long time = now();
         if (!deadline) deadline = time + SPIN_NANOSECONDS;
         if (time < deadline) continue;
-        // `announce` changes the word and then looks for sleepers; we do the opposite, so one sees the other.
+        // `announce` changes the word, then reads the sleepers' count. This thread increments the count, then
+        // reads the word. So at least one of the two sees the other, and no wake-up is lost.
         sleeping_.fetch_add(1);
         if (word.load() == value) {
             syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);

@@ -19,7 +19,7 @@
 
 namespace streamserve {
 
-// Zeroed memory aligned to pages, which only grows.
+// Memory aligned to pages that only grows. New memory is zero.
 class Buffer {
   public:
     Buffer() = default;
@@ -27,8 +27,8 @@ class Buffer {
     Buffer& operator=(const Buffer&) = delete;
     ~Buffer() { std::free(data_); }
 
-    // At least `bytes` of memory. Contents survive unless it grows, then they are zero. If the system refuses
-    // the memory, the process ends with a message.
+    // Return at least `bytes` of memory. Its contents are preserved, or zero if it had to grow. If the system
+    // refuses the memory, the process ends with a message.
     char* get(size_t bytes);
 
   private:
@@ -38,8 +38,8 @@ class Buffer {
 
 class Pool {
   public:
-    // `threads` of them, the caller's included. `cpus` (or null): where to pin the workers, one each. Throws
-    // std::system_error if the system refuses one; the others have ended then.
+    // Start threads - 1 workers: the calling thread is the first of `threads`. `cpus`: the processor to pin each
+    // worker to, or null. Throws std::system_error if the system refuses a thread, after all others have ended.
     Pool(int threads, const int32_t* cpus);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -47,32 +47,33 @@ class Pool {
 
     int threads() const { return threads_; }
 
-    // Every thread calls job(thread); returns when all have. A job that is done before others could be woken
-    // is better left to the caller `alone`.
+    // Call job(thread) on every thread, and return when all calls have. `alone`: the caller does the job by
+    // itself, which is faster for a job that takes less time than waking the others.
     template <class Job>
     void run(Job&& job, bool alone = false) {
         start([](void* context, int thread) { (*static_cast<std::remove_reference_t<Job>*>(context))(thread); },
               &job, alone ? 1 : threads_);
     }
 
-    // Inside a job: wait for all threads. All are in series 0 after it, and the claims of all series start at 0.
+    // Inside a job: wait for all threads. Then all threads are in series 0, and the claims of all series
+    // start at 0 again.
     void barrier();
 
-    // Inside a job: the next unclaimed unit of work of the series that the calling thread is in. The job checks
-    // for the end.
+    // Inside a job: claim the next unit of work of the calling thread's series, and return its number. The
+    // job checks whether the unit exists.
     int claim() { return next_[size_t(series_)].fetch_add(1, std::memory_order_relaxed); }
 
-    // Inside a job: the calling thread goes on to another series of units. Work that is independent of each
-    // other, such as products with different weights, needs no barrier between if each has its own series.
+    // Inside a job: move the calling thread to another series of units. Independent work, such as products
+    // with different weights, needs no barrier in between if each product has a separate series.
     void enter_series(int number) { series_ = number; }
 
-    // At least so many series. Request them outside of jobs.
+    // Make at least `count` series available. Must be called outside of jobs.
     void reserve_series(int count);
 
-    // Memory of one thread, kept between jobs.
+    // Memory of one thread, preserved between jobs.
     char* scratch(int thread, size_t bytes) { return scratch_[size_t(thread)].get(bytes); }
 
-    // Memory shared by all, kept between jobs. Request it outside of jobs.
+    // Memory shared by all threads, preserved between jobs. Must be requested outside of jobs.
     char* shared(int which, size_t bytes) { return shared_[which].get(bytes); }
 
   private:
@@ -87,14 +88,14 @@ class Pool {
     void restart_claims();
 
     inline static thread_local int series_ = 0;
-    int threads_, active_;  // active: those that carry out this job
+    int threads_, active_;  // active: the number of threads that carry out this job
     std::vector<std::thread> workers_;
     std::vector<Buffer> scratch_;
     Buffer shared_[SHARED];
     Call call_ = nullptr;
     void* context_ = nullptr;
     bool stopping_ = false;
-    // Each on a separate cache line: threads write them while others read their neighbours.
+    // Each counter has a separate cache line: one thread writes it while others read the next counter.
     alignas(64) std::atomic<uint32_t> jobs_{0};
     alignas(64) std::atomic<uint32_t> passed_{0};
     alignas(64) std::atomic<int> arrived_{0};

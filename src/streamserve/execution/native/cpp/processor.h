@@ -1,4 +1,4 @@
-// Which instructions this processor has, as far as the operating system lets programs use them.
+// The instructions that this processor has and the operating system lets programs use.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace streamserve {
 
-// A bit of what `cpuid` answers, and the states of registers (bits of xcr0) that its instructions need.
+// Instructions, by the bit of a `cpuid` answer that says whether the processor has them. `states`: the
+// register states (bits of xcr0) that they need.
 struct Instructions {
     uint32_t leaf, subleaf;
     int answer;  // 0 to 3: eax, ebx, ecx, edx
@@ -22,7 +23,7 @@ constexpr Instructions HAS_AVX512DQ{7, 0, 1, 17, ZMM}, HAS_AVX512BW{7, 0, 1, 30,
 constexpr Instructions HAS_AVX512_BF16{7, 1, 0, 5, ZMM};
 constexpr Instructions HAS_AMX_BF16{7, 0, 3, 22, TILES}, HAS_AMX_TILE{7, 0, 3, 24, TILES};
 
-// The states of registers that the operating system keeps; 0 if it does not say.
+// Return the register states (bits of xcr0) that the operating system preserves; 0 if it does not say.
 inline uint64_t kept_states() {
     uint32_t a, b, c, d;
     if (!__get_cpuid_count(1, 0, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;
@@ -36,8 +37,8 @@ inline bool processor_has(const Instructions& wanted) {
            (answers[wanted.answer] >> wanted.bit & 1) && (kept_states() & wanted.states) == wanted.states;
 }
 
-// While it lives, the calling thread takes numbers below the smallest normal float32 for zero, as the instructions
-// that multiply bf16 always do, or, if not `on`, for what they are.
+// While a FlushTiny lives, the calling thread treats numbers below the smallest normal float32 as zero, as the
+// instructions that multiply bf16 always do. With `on` false, the thread computes with such numbers exactly.
 class FlushTiny {
   public:
     explicit FlushTiny(bool on = true) : before_(__builtin_ia32_stmxcsr()) {

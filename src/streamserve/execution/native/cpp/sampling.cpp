@@ -12,21 +12,21 @@ namespace streamserve {
 
 namespace {
 
-// execution/noise.py: no noise is outside of these.
+// All noise is between these bounds (execution/noise.py).
 constexpr double LOWEST = -3.63, HIGHEST = 36.74;
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 constexpr int GROUP = 64;
 constexpr size_t SINGLE_THREAD_LOGITS = 1 << 16;  // up to this, waking a second thread costs more than it saves
 constexpr size_t SAMPLED = 16;   // cost of a sampled logit relative to a compared one
 
-// The first index of the largest value.
+// Return the first index of the largest value.
 template <class T>
 int first_best(const T* values, int count) {
     const T* found = std::find(values, values + count, largest(values, count));
     return found == values + count ? 0 : int(found - values);
 }
 
-// e^x for x ≤ 0, to about one unit in the last place, in a form that compilers turn into vectors.
+// Return e^x for x ≤ 0, to about one unit in the last place, in a form that compilers vectorize.
 inline double exponential(double x) {
     constexpr double LOG2_E = 1.4426950408889634, SHIFT = 0x1.8p52;
     constexpr double LN2_HIGH = 0x1.62e42fefa3800p-1, LN2_LOW = 0x1.ef35793c76730p-45;
@@ -40,14 +40,14 @@ inline double exponential(double x) {
     }
     uint64_t bits;
     std::memcpy(&bits, &shifted, 8);
-    bits = (bits + 1023) << 52;  // what the shift added is above the 12 bits that stay
+    bits = (bits + 1023) << 52;  // shifts out the bits of SHIFT: only the lowest 12 bits remain
     double scale;
     std::memcpy(&scale, &bits, 8);
     return x > -700.0 ? sum * scale : 0.0;
 }
 
-// Not below the noise, without a logarithm: -log(-log u) ≤ -log(1 - u), and the logarithm to base 2 of
-// m·2ᵉ is at least e + m - 1. A little more makes up for rounding.
+// Return an upper bound of a token's noise, without a logarithm: -log(-log u) ≤ -log(1 - u), and the
+// logarithm to base 2 of m·2ᵉ is at least e + m - 1. 1e-9 is added for rounding errors.
 inline double noise_bound(uint64_t words) {
     double rest = 1.0 - uniform(words);
     int64_t bits;
@@ -55,7 +55,7 @@ inline double noise_bound(uint64_t words) {
     return (1023.0 - double(bits) * 0x1p-52) * 0.6931471805599454 + 1e-9;
 }
 
-// The id whose score and noise together are highest, the lowest of equals.
+// Return the id with the highest sum of score and noise, the lowest id of equal sums.
 int draw_one(const Draw& draw, const double* scores, const int32_t* ids, int count) {
     double best = -INFINITE;
     int token = ids[0];
@@ -65,7 +65,7 @@ int draw_one(const Draw& draw, const double* scores, const int32_t* ids, int cou
     };
     uint64_t words[LANES];
     double bounds[LANES];
-    int start = first_best(scores, count);  // the likely winner first: it rules out most others
+    int start = first_best(scores, count);  // the best score first: it rules out most other tokens
     random_words(draw, ids + start, 1, words);
     consider(scores[start], ids[start], words[0]);
     for (int first = 0; first < count; first += LANES) {
@@ -80,7 +80,7 @@ int draw_one(const Draw& draw, const double* scores, const int32_t* ids, int cou
     return token;
 }
 
-// One thread's memory for a row.
+// Samples a token from a row of logits, in a thread's memory.
 class Row {
   public:
     static size_t bytes(int vocabulary) { return (sizeof(double) * 3 + sizeof(int32_t) * 2) * size_t(vocabulary); }
@@ -118,7 +118,7 @@ class Row {
         }
     }
 
-    // Of equal scores the lower ids stay. `count` is less than there are.
+    // Keep the `count` highest scores, of equal scores the lower ids. `count` must be less than count_.
     void keep_highest(int count) {
         double least = at_least(count);
         int candidates = 0;
@@ -139,7 +139,7 @@ class Row {
         count_ = size;
     }
 
-    // Something that at least `count` scores reach: so many groups have a best one that does.
+    // Return a bound that at least `count` scores reach: the best scores of `count` groups reach it.
     double at_least(int count) {
         int groups = count_ / GROUP;
         if (groups <= count) return -INFINITE;
@@ -148,7 +148,7 @@ class Row {
         return work_[count - 1];
     }
 
-    // The fewest most likely whose probabilities together reach top_p, of equals the lower ids.
+    // Keep the smallest set of most likely tokens whose probabilities sum to top_p, of equal tokens the lower ids.
     void keep_nucleus(double best) {
         double sums[LANES] = {};
         for (int i = 0; i < count_; i++) work_[i] = exponential(kept_[i] - best);
@@ -177,8 +177,8 @@ class Row {
         int place;
     };
 
-    // The last one of the nucleus, most likely first. Not all are sorted: probabilities fall into slots by
-    // exponent and five more bits, and only the slot in which top_p is reached is looked at more closely.
+    // Return the least likely token of the nucleus. Probabilities are first summed in slots by exponent and
+    // five more bits; only the slot in which top_p is reached is sorted.
     Place nucleus_end() {
         double sums[SLOTS] = {};
         for (int i = 0; i < count_; i++) sums[slot(work_[i])] += work_[i];
@@ -196,10 +196,10 @@ class Row {
             reached += work_[order_[i]];
             if (reached >= draw_.top_p || i + 1 == size) return {work_[order_[i]], order_[i]};
         }
-        return {0.0, count_};  // rounding keeps top_p out of reach: all
+        return {0.0, count_};  // rounded sums do not reach top_p: the nucleus is all tokens
     }
 
-    // Higher probabilities, up to 1, have lower slots.
+    // Return the slot of a probability up to 1. Higher probabilities have lower slots.
     static int slot(double probability) {
         uint64_t bits;
         std::memcpy(&bits, &probability, 8);
@@ -212,10 +212,10 @@ class Row {
     const Draw& draw_;
     int vocabulary_, count_ = 0;
     double* scores_;  // [vocabulary]
-    double* kept_;    // the scores of ids_, which ascend
+    double* kept_;    // the scores of ids_; ids ascend
     double* work_;
     int32_t* ids_;
-    int32_t* order_;  // indices into the others
+    int32_t* order_;  // indices of the other arrays
 };
 
 }  // namespace
@@ -227,7 +227,7 @@ void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, 
         for (int number; (number = pool.claim()) < count;) {
             const Draw& draw = draws[number];
             const float* row = logits + size_t(draw.row) * size_t(vocabulary);
-            if (!all_finite(row, vocabulary)) {  // also: sorting NaN would leave the arrays' bounds
+            if (!all_finite(row, vocabulary)) {  // sorting NaN could also access memory out of bounds
                 tokens[number] = NOT_FINITE;
             } else if (draw.temperature == 0.0) {
                 tokens[number] =

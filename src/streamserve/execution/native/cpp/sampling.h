@@ -1,4 +1,4 @@
-// Choosing tokens after rows of logits: what execution/sampling.py does with numpy, step by step in float64.
+// Choice of tokens from rows of logits, with the same float64 operations as execution/sampling.py does with numpy.
 #pragma once
 
 #include "abi.h"
@@ -6,28 +6,29 @@
 
 namespace streamserve {
 
-// One choice. `scores` are the row's logits with everything applied that comes before the temperature, or
-// null: then they are row `row` of the logits as they are. Temperature 0 takes the best score.
+// One choice of a token. `scores`: the row's logits after all adjustments that precede the temperature; null:
+// row `row` of the logits, unadjusted. Temperature 0 chooses the best score.
 struct Draw {
     const double* scores;
     uint64_t seed;
     double temperature, top_p;
-    double min_score;  // the logarithm of min_p: how far below the best a score may be
+    double min_score;  // logarithm of min_p: the lowest allowed score minus the best score
     int32_t row, top_k;
     uint32_t choice, index;
 };
 ABI_STRUCT(Draw, ABI_FIELD(scores), ABI_FIELD(seed), ABI_FIELD(temperature), ABI_FIELD(top_p), ABI_FIELD(min_score),
            ABI_FIELD(row), ABI_FIELD(top_k), ABI_FIELD(choice), ABI_FIELD(index));
 
-// The token of a row whose logits are not all finite: as execution/sampling.py.
+// The token of a row with logits that are not finite; the same as in execution/sampling.py.
 constexpr int32_t NOT_FINITE = -1;
 
-// For each draw on `logits` [.., vocabulary] its token. Threads share out the draws.
+// Write to `tokens` the token of each draw on `logits` [rows, vocabulary]. Draws are shared among threads.
 void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens);
 
-// For each draw its `best` draft tokens and their scores, both [count][best], the best first: logarithms of the
-// softmax, with the noise added unless the temperature is 0. Only the likeliest tokens are looked at (what
-// execution/drafters/selection.py does with numpy). Where there are fewer, token -1 and -infinity.
+// Write the `best` draft tokens of each draw and their scores, both [count][best], the best first. A score is
+// the logarithm of the softmax, plus noise unless the temperature is 0. Only the likeliest tokens are
+// considered, as in execution/drafters/selection.py with numpy. If there are fewer than `best`, the others
+// are token -1 with -infinity.
 void select_draft_tokens(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count,
                          int best, int32_t* tokens, double* scores);
 

@@ -1,6 +1,6 @@
-// Vectors of float32 for each instruction set, with one vocabulary, so that a kernel is written once. All of them
-// compute the same bits, but for the portable one's fma: reductions over lanes take one order, and sums over more
-// numbers than a vector has are taken in sixteen lanes (LaneSums), whatever the vector's width.
+// Vectors of float32 for each instruction set, with the same operations, so that a kernel is written once.
+// All vectors compute the same bits, except in the portable fma: reductions over lanes have one order, and
+// longer sums are computed in sixteen lanes (LaneSums) whatever the vector's width.
 #pragma once
 
 #include <cmath>
@@ -11,14 +11,14 @@
 #include <immintrin.h>
 #endif
 
-// Before a loop over vectors that are to stay in registers.
+// Unrolls the loop that follows, so that its vectors stay in registers.
 #define UNROLLED _Pragma("GCC unroll 8")
 
 namespace streamserve {
 
 #if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
 #define STREAMSERVE_VNNI256
-// sum[i] + the product of four unsigned bytes of w and four signed ones of x, in each 32 bits.
+// Add to each 32-bit sum the products of the four unsigned bytes of w and the four signed bytes of x there.
 inline void dot_bytes(__m256i& sum, __m256i w, __m256i x) {
 #ifdef __AVXVNNI__
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
@@ -28,11 +28,11 @@ inline void dot_bytes(__m256i& sum, __m256i w, __m256i x) {
 }
 #endif
 
-// Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off): a fused one in software
-// takes ten times as long.
+// Eight floats in plain C++. Products are rounded before they are added (-ffp-contract=off): a fused
+// multiply-add in software takes ten times as long.
 struct VecPortable {
     static constexpr int lanes = 8;
-    static constexpr float no_power = -127;  // `scaled` by it gives zero
+    static constexpr float no_power = -127;  // the argument for which `scaled` returns zero
     float v[lanes];
 
     template <class F>
@@ -48,7 +48,7 @@ struct VecPortable {
     static VecPortable load(const T* p) {
         return make([&](int i) { return widen(p[i]); });
     }
-    // Two vectors of a packed weight (gemm.h): one after the other, or bf16 of the two alternating.
+    // Load two vectors of a packed weight (gemm.h): adjacent vectors or, in bf16, alternating numbers of the two.
     template <class T>
     static void load_tile(const T* p, VecPortable& a, VecPortable& b) {
         a = load(p), b = load(p + lanes);
@@ -61,7 +61,7 @@ struct VecPortable {
     void store(bf16* p) const {
         for (int i = 0; i < lanes; i++) p[i] = round_bf16(v[i]);
     }
-    // Rounded to the nearest integers, ties to even.
+    // Store the numbers rounded to the nearest integers, ties to even.
     void store(int8_t* p) const {
         for (int i = 0; i < lanes; i++) p[i] = int8_t(std::nearbyint(v[i]));
     }
@@ -89,7 +89,7 @@ struct VecPortable {
     VecPortable nearest() const {
         return make([&](int i) { return std::nearbyint(v[i]); });
     }
-    // These numbers times 2 to the power of `n`, whole numbers from -126 to 127.
+    // Return the numbers times 2 to the power of `n`: whole numbers from -126 to 127, or no_power.
     VecPortable scaled(VecPortable n) const {
         return make([&](int i) {
             uint32_t bits = uint32_t(int32_t(n.v[i]) + 127) << 23;
@@ -98,7 +98,7 @@ struct VecPortable {
             return v[i] * power;
         });
     }
-    // These lanes where `x` is at least `limit`, zero elsewhere.
+    // Return the numbers in lanes where `x` is at least `limit`, and zero in the other lanes.
     VecPortable where_at_least(VecPortable x, float limit) const {
         return make([&](int i) { return x.v[i] >= limit ? v[i] : 0.0f; });
     }
@@ -144,7 +144,8 @@ struct Vec256 {
     }
     static Vec256 load(const e4m3* p) {
 #ifdef __F16C__
-        // A byte's sign fills the upper one, and meets it again one bit too far left.
+        // Sign extension fills the upper byte with the sign. Shifted left by 7, the exponent and fraction are
+        // where float16 has them, with a copy of the sign above them, which the mask removes.
         __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
         return {_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(int16_t(0xbf80))))};
 #else
@@ -159,16 +160,16 @@ struct Vec256 {
     static void load_tile(const bf16* p, Vec256& a, Vec256& b) {
         halves(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), a, b);
     }
-    // The two numbers of each word, the lower ones first.
+    // Split each 32-bit word into two bf16 numbers: the lower halves to `a`, the upper halves to `b`.
     static void halves(__m256i both, Vec256& a, Vec256& b) {
-        // A mask that stays in memory leaves its register to sums.
+        // `volatile` keeps the mask in memory, which leaves one more register for sums.
         alignas(32) static const volatile uint32_t upper[8] = {MASK, MASK, MASK, MASK, MASK, MASK, MASK, MASK};
         __m256i mask = *reinterpret_cast<const volatile __m256i*>(upper);
         a = {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))};
         b = {_mm256_castsi256_ps(_mm256_and_si256(both, mask))};
     }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
-    // The upper halves of the lanes, rounded to nearest even; NaN stays NaN.
+    // Return the upper halves of the lanes (bf16), rounded to nearest, ties to even. A NaN stays a NaN.
     __m256i upper() const {
         __m256i bits = _mm256_castps_si256(v);
         __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -216,7 +217,7 @@ struct Vec256 {
 
 inline Vec256 fma(Vec256 a, Vec256 b, Vec256 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 
-// The sum stays in its register: left to itself, gcc moves twelve of them round until some are spilled.
+// Assembly keeps the sum in its register: otherwise gcc moves twelve sums around until some are spilled.
 inline void accumulate(Vec256& sum, Vec256 a, Vec256 b) {
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum.v) : "x"(a.v), "x"(b.v));
 }
@@ -289,7 +290,7 @@ struct Vec512 {
     Vec512 nearest() const {
         return {_mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
     }
-    // Lanes that would underflow are left out: each costs the processor a hundred cycles otherwise.
+    // Lanes that would underflow are masked: otherwise each one costs the processor a hundred cycles.
     Vec512 scaled(Vec512 n) const {
         __mmask16 normal = _mm512_cmp_ps_mask(n.v, _mm512_set1_ps(-126), _CMP_GE_OQ);
         return {_mm512_maskz_scalef_ps(normal, v, n.v)};
@@ -307,7 +308,7 @@ inline Vec512 fma(Vec512 a, Vec512 b, Vec512 c) { return {_mm512_fmadd_ps(a.v, b
 inline void accumulate(Vec512& sum, Vec512 a, Vec512 b) { sum = fma(a, b, sum); }
 #endif
 
-// Sums of many numbers in sixteen lanes: the one order of all paths.
+// Sums of many numbers in sixteen lanes, the same order on all paths.
 template <class V>
 struct LaneSums {
     static constexpr int lanes = 16, parts = lanes / V::lanes;
@@ -316,7 +317,7 @@ struct LaneSums {
     LaneSums() {
         for (V& sum : part) sum = V::set(0.0f);
     }
-    // Adds sixteen numbers; `value` takes the index of each vector's first one.
+    // Add sixteen numbers. `value(i)` returns the vector of the numbers from i on.
     template <class F>
     void add(F&& value) {
         UNROLLED for (int i = 0; i < parts; i++) part[i] = part[i] + value(i * V::lanes);
@@ -334,7 +335,7 @@ struct LaneSums {
     }
 };
 
-// The same function of one number.
+// Return a vector function's value for one number.
 template <class V, class F>
 inline float lane_of(F&& function, float x) {
     float lanes[V::lanes];
@@ -342,7 +343,7 @@ inline float lane_of(F&& function, float x) {
     return lanes[0];
 }
 
-// e to the power of x, to about one unit in the last place; 0 below -87, where float32 runs out.
+// Return e to the power of x, to about one unit in the last place; 0 for x below -87, where float32 underflows.
 template <class V>
 inline V exponential(V x) {
     V inside = x.max(V::set(-87.0f)).min(V::set(88.0f));
@@ -357,7 +358,7 @@ inline V exponential(V x) {
     return p.scaled(n).where_at_least(x, -87.0f);
 }
 
-// cap · tanh(x · scale), to about cap / 10^7; `scale` includes 1 / cap. What is not finite becomes a NaN.
+// Return cap · tanh(x · scale), to about cap / 10^7; `scale` includes 1 / cap. For x that is not finite, return NaN.
 template <class V>
 inline V soft_cap(V x, V scale, V cap) {
     V one = V::set(1.0f), two = V::set(2.0f), inside = x * scale;
@@ -365,8 +366,9 @@ inline V soft_cap(V x, V scale, V cap) {
     return fma(x, V::set(0.0f), tangent * cap);
 }
 
-// 2 to the power of x, for x up to 127, to some two units in the last place; 0 where float32 runs out.
-// It is 1 + r · q(r), with q through five Chebyshev nodes of [-1/2, 1/2]: exactly 1 for 0.
+// Return 2 to the power of x, for x up to 127, to about two units in the last place; 0 where float32
+// underflows. With r the fraction of x, 2^r = 1 + r · q(r), where q interpolates at five Chebyshev nodes of
+// [-1/2, 1/2]. So the result is exactly 1 for x = 0.
 template <class V>
 inline V power_of_two(V x) {
     V inside = x.max(V::set(V::no_power));
