@@ -31,7 +31,7 @@ counts, as disturbances only take time."""
 
 ATTAINED = {Path.AMX: 0.75, Path.AVX512_BF16: 0.95, Path.AVX512: 0.85, Path.AVX2: 0.85}
 """The share of its multipliers' rate that a path's kernel reaches with 512 rows of bf16 weights
-(benchmarks/widths.py)."""
+(benchmarks/kernels/widths.py)."""
 
 MARGIN = 0.9
 """A newer path is taken if it is at least this share as fast: the integer kernels need its instructions."""
