@@ -9,11 +9,11 @@ which replaced prompts are evicted, at rates of copying where it is cheaper to r
 others. Two rows are bounds, not policies: the default order with memory for all, and each prompt alone on the
 machine.
 
-    python -m benchmarks.papers.streaming                                  # the grid in virtual time, one hour
+    python -m benchmarks.papers.streaming                                  # whole grid, virtual time: an hour
     python -m benchmarks.papers.streaming --quick --seeds 3 --parts append # main rows of one part
     python -m benchmarks.papers.streaming --seconds 200                    # part; run again to go on
     python -m benchmarks.papers.streaming --live http://127.0.0.1:8000     # over HTTP
-    python -m benchmarks.papers.streaming --trace mine.jsonl               # format: arriving_traces
+    python -m benchmarks.papers.streaming --trace mine.jsonl               # format: see arriving_traces.py
     python -m benchmarks.papers.streaming --save crawler.jsonl             # write the append trace to a file
 """
 
