@@ -24,7 +24,8 @@ from benchmarks.engines.peers import setup
 from benchmarks.engines.peers.adapters import Peer
 from benchmarks.engines.peers.engine import Engine, EngineError
 from benchmarks.engines.peers.rounds import append, read
-from benchmarks.report import PACKAGED_PAIR, RESULTS, commit, machine, table, write
+from benchmarks.options import parse, results_folder
+from benchmarks.report import PACKAGED_PAIR, commit, machine, table, write
 from benchmarks.speculation.speculation import CACHE, SHAPE, TASKS, prompts
 from streamserve import embedded
 from streamserve.execution.inflate import inflate
@@ -214,7 +215,7 @@ def report(records: Sequence[Record], settings: Mapping[str, Any]) -> None:
         print(f"{name} failed: {error}")
     write("peers_speculation", settings, measured, PACKAGED_PAIR)
     if measured["streams"]:
-        _plot(measured["streams"], RESULTS / "peers_speculation.png")
+        _plot(measured["streams"], results_folder() / "peers_speculation.png")
 
 
 def _plot(streams: Mapping[str, Record], path: Path) -> None:
@@ -250,10 +251,10 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=1e9, help="begin no round later, no engine past half"
     )
-    args = parser.parse_args()
+    args = parse(parser, rounds=0)
     started = time.perf_counter()
     if args.rounds:
-        measurement = Measurement(args.folder.resolve(), args.cached)
+        measurement = Measurement(args.folder.resolve(), args.kept)
         try:
             for name in args.engines:
                 if time.perf_counter() - started < args.seconds / 2:
@@ -263,7 +264,7 @@ def main() -> None:
                     measurement.round(number)
         finally:
             measurement.end()
-    records = read(args.cached)
+    records = read(args.kept)
     report(records, {"out": OUT, "families": list(TASKS), "layers": SHAPE.layers, "hidden": SHAPE.hidden})
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.kernels import reader, seconds
+from benchmarks.options import parse, pick
 from benchmarks.report import SIMULATED, table, write
 from streamserve.engine.plan import Span
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
@@ -173,7 +174,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--models", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--path", choices=[path.name for path in library.Path])
-    args = parser.parse_args()
+    args = parse(parser, threads=1, rounds=1, models=["345 M"])
     built = kernels()
     if built is None:
         raise SystemExit("there are no kernels to measure: see the log")
@@ -183,7 +184,10 @@ def main() -> None:
     peak = multiplier_rate(pool, chosen, 16)
     results: dict[str, Any] = {}
     for name in args.models:
-        results[name] = [measure(pool, HEADS[name], step, args.rounds, peak) for step in STEPS]
+        results[name] = [
+            measure(pool, HEADS[name], step, args.rounds, peak)
+            for step in pick(STEPS, (Step(1, 1, 64), Step(2, 5, 64)))
+        ]
         lines = [
             [
                 entry["step"],

@@ -22,6 +22,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.kernels.gpu_models import SHAPES, InflatedWeights, RandomWeights, inflated
+from benchmarks.options import parse
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import embedded
 from streamserve.baselines.speculation import parse_policy
@@ -337,7 +338,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="none", help="round the weights: int8, int4, int4:GROUP")
     parser.add_argument("--no-speculation", action="store_true", help="measure decoding and prefill only")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
-    args = parser.parse_args()
+    args = parse(parser, batch=[1], streams=[1], policy=["fixed:4"], steps=1, prompt=64)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device")
     device = torch.device("cuda")

@@ -24,6 +24,7 @@ matplotlib.use("Agg")
 import torch
 from matplotlib import pyplot as plt
 
+from benchmarks.options import parse, pick
 from benchmarks.report import SIMULATED, table, write
 from streamserve.execution.linear import Linear
 from streamserve.execution.native import library
@@ -76,7 +77,7 @@ def measure(
 ) -> dict[int, Series]:
     """Measure all numbers of rows of one shape, in interleaved rounds."""
     size = dtype.itemsize * shape[0] * shape[1]
-    copies = max(2, MEMORY // size)
+    copies = max(2, pick(MEMORY, 0) // size)
     weights = [torch.randn(shape).to(dtype) for _ in range(copies)]
     ours = [NativeLinear(pool, weight) for weight in weights]
     onednn = [Linear(weight) for weight in weights]
@@ -142,7 +143,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--path", choices=[path.name for path in library.Path])
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    args = parser.parse_args()
+    args = parse(parser, threads=1, rounds=1, rows=[1], shapes=["345 M out"])
     built = kernels()
     if built is None:
         raise SystemExit("there are no kernels to measure: see the log")

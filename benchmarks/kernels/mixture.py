@@ -15,7 +15,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from benchmarks.engines.peers.checkpoints import END, VOCABULARY, write_tokenize
 from benchmarks.engines.peers.engine import Engine
 from benchmarks.engines.peers.measure import FIRST, FLOOR_WORK
 from benchmarks.engines.peers.scenarios import SCENARIOS, Scenario, work
+from benchmarks.options import cache, parse, pick
 
 ENGINES = (OURS, "llama.cpp")
 MEASURED = ("one", "8", "32", "prefill-1k")
@@ -82,6 +83,10 @@ class Mixture:
         return self.shared_bytes + self.layers * touched * self.expert_bytes
 
 
+SMALLEST = Mixture(hidden=256, heads=4, kv_heads=2, head=64, experts=4, used=2, ffn=64)
+"""The shape of a smoke run."""
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
@@ -95,9 +100,9 @@ def main() -> None:
     )
     parser.add_argument("--kv-gib", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    args = parser.parse_args()
-    shape = Mixture(layers=args.layers)
-    file = args.folder / "mixtures" / f"{args.layers}-layers" / "model.gguf"
+    args = parse(parser, layers=1, rounds=1, times=1)
+    shape = pick(Mixture(layers=args.layers), replace(SMALLEST, layers=args.layers))
+    file = cache(args.folder) / "mixtures" / f"{args.layers}-layers" / "model.gguf"
     if not file.exists():
         write(shape, file)
     if args.command == "write":

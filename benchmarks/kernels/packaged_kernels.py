@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.kernels.attention import HEADS, Step, prepare
 from benchmarks.kernels.kernels import SHAPES, seconds
+from benchmarks.options import parse, pick
 from benchmarks.papers.pairs import interval
 from benchmarks.report import SIMULATED, table, write
 from streamserve.execution.native.build import build
@@ -54,15 +55,15 @@ def cases(pools: list[ThreadPool], shapes: list[str]) -> Iterator[Case]:
     for shape in shapes:
         for format in FORMATS:
             out, width = SHAPES[shape]
-            copies = max(2, MEMORY // (2 * out * width))
+            copies = max(2, pick(MEMORY, 0) // (2 * out * width))
             weight = torch.randn(out, width).to(torch.bfloat16)
             chosen = parse_format(format)
             stored = quantize(weight, chosen) if chosen else weight
             linears = [[NativeLinear(pool, stored) for _ in range(copies)] for pool in pools]
-            for rows in ROWS:
+            for rows in pick(ROWS, ROWS[:2]):
                 x = torch.randn(rows, width).to(torch.bfloat16)
                 yield f"{shape}, {format}, {rows} rows", [_all(each, x) for each in linears]
-    for step in STEPS:
+    for step in pick(STEPS, (Step(1, 1, 64),)):
         for quantized in (False, True):
             kind = "int8 KV" if quantized else "bf16 KV"
             yield (
@@ -83,7 +84,7 @@ def _all(linears: list[NativeLinear], x: torch.Tensor) -> Callable[[], None]:
 
 def ratios(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
     """Return each round's ratio: the second call's time over the first's. Each round swaps their order."""
-    repeats = max(1, round(SECONDS / min(seconds([call]) for call in calls)))
+    repeats = max(1, round(pick(SECONDS, 0.0) / min(seconds([call]) for call in calls)))
     found = []
     for number in range(rounds):
         order = (0, 1) if number % 2 else (1, 0)
@@ -101,7 +102,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["345 M gate, up", "1 B gate, up"])
     level = detected_level().name
     parser.add_argument("--level", choices=[each.name for each in LEVELS], default=level)
-    args = parser.parse_args()
+    args = parse(parser, threads=1, rounds=2, shapes=["345 M out"])
     wheel = args.wheel or next(Path("dist").glob("*manylinux*.whl"), None)
     if wheel is None:
         raise SystemExit("there is no wheel in dist/: make wheel")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.kernels import MEMORY, SHAPES, ratio, reader, seconds
+from benchmarks.options import parse, pick
 from benchmarks.report import SIMULATED, table, write
 from streamserve.execution.native import library
 from streamserve.execution.native.library import ThreadPool, kernels
@@ -30,7 +31,7 @@ def measure(
     pool: ThreadPool, shape: tuple[int, int], rows: Sequence[int], widths: Sequence[str], rounds: int
 ) -> dict[int, Times]:
     """Return seconds a call by number of rows and width, and of reading the width's bytes (`read WIDTH`)."""
-    copies = max(2, MEMORY // (2 * shape[0] * shape[1]))
+    copies = max(2, pick(MEMORY, 0) // (2 * shape[0] * shape[1]))
     weights = [torch.randn(shape).to(torch.bfloat16) for _ in range(copies)]
     linears: dict[str, list[NativeLinear]] = {}
     for width in widths:
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--path", choices=[path.name for path in library.Path])
-    args = parser.parse_args()
+    args = parse(parser, threads=1, rounds=1, rows=[1], shapes=["345 M out"])
     built = kernels()
     if built is None:
         raise SystemExit("there are no kernels to measure: see the log")

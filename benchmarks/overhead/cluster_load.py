@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 import zmq.asyncio
 
+from benchmarks.options import parse, pick
 from benchmarks.overhead.fleet_scale import READY, REPORT
 from benchmarks.papers.star_hosts import key_pair
 from benchmarks.report import SIMULATED, table, write
@@ -192,14 +193,20 @@ async def measure(workers: int, streams: int, rate: float, seconds: float) -> di
         async with asyncio.timeout(300), FleetRuntime(config, settings, launcher=make) as runtime:
             launcher = runtime.driver.launcher
             step = streams / rate if rate else 0.0
-            for number in range(MACHINES):
-                given = launcher.endpoint, str(key), f"m{number}", str(workers // MACHINES), str(step)
+            for number in range(pick(MACHINES, 1)):
+                given = (
+                    launcher.endpoint,
+                    str(key),
+                    f"m{number}",
+                    str(workers // pick(MACHINES, 1)),
+                    str(step),
+                )
                 start_machine(stack, *given)
             await until(lambda: all(worker.ready for worker in runtime.fleet.workers.values()))
             clients = Clients(runtime)
             reading = [asyncio.create_task(clients.read(number)) for number in range(streams)]
             await until(lambda: clients.begun == streams)
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(pick(2.0, 0.1))
             result = await window(clients, seconds)
             result["deaths"] = runtime.fleet.supervisor.deaths
             for task in reading:
@@ -230,7 +237,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--machine", nargs=5, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse(parser, workers=2, streams=4, rates=[100.0], seconds=0.2)
     if args.machine:
         head, key, name, slots, step = args.machine
         asyncio.run(serve_machine(head, key, name, int(slots), float(step)))

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.options import parse
 from benchmarks.report import SIMULATED, table, write
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Command, Edit, FleetEvent, Open, WorkerMessage
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--streams", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args = parse(parser, workers=4, streams=20)
     figures = run(args.workers, args.streams, args.seed)
     rows = [
         [kind, f"{of['count']:,}", f"{1e6 * of['median']:.0f}", f"{1e6 * of['p99']:.0f}"]

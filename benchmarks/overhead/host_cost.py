@@ -22,7 +22,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
+from benchmarks.options import parse, pick, results_folder
+from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import SamplingParams, embedded
 from streamserve.engine.engine import Engine
 from streamserve.execution import executor as execution
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="steps of a round")
     parser.add_argument("--model", choices=SHAPES, action="append", help="only this one")
-    args = parser.parse_args()
+    args = parse(parser, threads=1, rounds=1, steps=1, model=["embedded"])
     results = {}
     for name in args.model or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
@@ -144,7 +145,9 @@ def main() -> None:
                 path=str(path), threads=args.threads, max_model_len=1024, num_blocks=1024, draft="none"
             )
             loaded = load(config)
-        results[name] = [measure(loaded, streams, args.rounds, args.steps) for streams in STREAMS]
+        results[name] = [
+            measure(loaded, streams, args.rounds, args.steps) for streams in pick(STREAMS, STREAMS[:2])
+        ]
         columns = ["streams", *(f"{phase}, µs" for phase in PHASES), "host"]
         rows = [
             [str(e["streams"]), *(f"{e[phase]:.0f}" for phase in PHASES), f"{100 * e['host share']:.1f} %"]
@@ -152,7 +155,7 @@ def main() -> None:
         ]
         table(f"A decoding step of {name}", columns, rows)
     print(write("host_cost", vars(args), results, PACKAGED_PAIR))
-    plot(results, RESULTS / "host_cost.png")
+    plot(results, results_folder() / "host_cost.png")
 
 
 if __name__ == "__main__":

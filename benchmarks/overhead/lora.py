@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.options import parse, pick
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import SamplingParams, embedded
 from streamserve.engine.plan import SequenceState, Span, StepPlan
@@ -84,7 +85,7 @@ def fingerprints(loaded: Loaded, folder: Path, kind: Kind) -> tuple[list[str], f
     """Load the adapters of a kind; return their fingerprints, and the median seconds that one takes."""
     assert loaded.adapters is not None
     found, seconds = [], []
-    for number in range(ADAPTERS):
+    for number in range(pick(ADAPTERS, 2)):
         path = write_adapter(
             folder / f"{kind.rank}-{len(kind.modules)}-{number}", loaded.model.spec, kind, number
         )
@@ -207,11 +208,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--name", default="lora")
-    arguments = parser.parse_args()
+    arguments = parse(parser, rounds=1, steps=1)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
-        inflate(embedded.path("embedded"), base, SHAPE)
-        figures = {name: of_kind(name, base, arguments.rounds, arguments.steps) for name in KINDS}
+        inflate(embedded.path("embedded"), base, pick(SHAPE, Shape(256, 8)))
+        figures = {
+            name: of_kind(name, base, arguments.rounds, arguments.steps)
+            for name in pick(list(KINDS), list(KINDS)[:1])
+        }
     settings = {
         "shape": "345 M", "adapters": ADAPTERS, "streams": STREAMS, "rounds": arguments.rounds,
         "steps": arguments.steps,

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
+from benchmarks.options import parse, pick, results_folder
+from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, SamplingParams, embedded
 from streamserve.execution.noise import gumbel
 from streamserve.llm.llm import RequestOutput
@@ -53,7 +54,7 @@ def quality(llm: LLM, family: str, count: int, seed: int) -> tuple[dict[str, flo
         turns += FAMILIES[family](rng, "heldout").replies()
     turns = turns[:count]
     prompts = [llm.render(messages) for messages, _, _ in turns]
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=MAX_TOKENS))
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=pick(MAX_TOKENS, 4)))
     scores = defaultdict(list)
     for output, (_, _, check) in zip(outputs, turns, strict=True):
         scores[check.kind].append(score(check, output.outputs[0].text))
@@ -74,7 +75,7 @@ def under_grammar(llm: LLM, count: int, seed: int) -> dict[str, float]:
     for _, reply, _ in turns:
         schema = schema_of(json.loads(reply)) | {"additionalProperties": False}
         grammar = Grammar(kind="json", text=json.dumps(schema))
-        params.append(SamplingParams(temperature=0, max_tokens=MAX_RECORD, grammar=grammar))
+        params.append(SamplingParams(temperature=0, max_tokens=pick(MAX_RECORD, 4), grammar=grammar))
     outputs = llm.generate([llm.render(messages) for messages, _, _ in turns], params)
     ended = [one.outputs[0].finish_reason == "stop" for one in outputs]
     # What the grammar ends is a whole object of the schema, so it need not be validated again.
@@ -149,7 +150,9 @@ def measure(count: int, acceptance_count: int, seed: int) -> tuple[dict[str, Any
             scores, greedy = quality(llm, family, count, seed)
             chosen = greedy[:acceptance_count]
             prompts = [output.prompt_token_ids for output in chosen]
-            params = [SamplingParams(seed=number, max_tokens=MAX_TOKENS) for number in range(len(prompts))]
+            params = [
+                SamplingParams(seed=number, max_tokens=pick(MAX_TOKENS, 4)) for number in range(len(prompts))
+            ]
             sampled = llm.generate(prompts, params)
             accepted: dict[str, Any] = {}
             for mode, outputs in (("greedy", chosen), ("T=1", sampled)):
@@ -215,11 +218,11 @@ def main() -> None:
     )
     parser.add_argument("--acceptance", type=int, default=100, help="of them judged for acceptance")
     parser.add_argument("--seed", type=int, default=3, help="seed of the held-out items")
-    args = parser.parse_args()
+    args = parse(parser, count=1, acceptance=1)
     figures, constrained = measure(args.count, args.acceptance, args.seed)
     show(figures)
     print(constrained)
-    plot(figures, RESULTS / "embedded_quality.png")
+    plot(figures, results_folder() / "embedded_quality.png")
     print(write("embedded_quality", vars(args), figures, PACKAGED_PAIR))
     print(write("embedded_json", vars(args), constrained, PACKAGED_PAIR))
 

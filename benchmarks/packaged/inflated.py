@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.options import parse, pick
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, SamplingParams, embedded
 from streamserve.engine.plan import SequenceState, Span, StepPlan
@@ -33,6 +34,8 @@ SHAPES = {
     "345 M": Shape(1024, 24),
     "1 B": Shape(1024, 80),
 }
+SMALLEST = Shape(256, 8)
+"""The packaged model's, which a smoke run writes."""
 ROWS = (1, 8)
 ROUNDS = 9
 STEPS = 4
@@ -90,7 +93,7 @@ def step_cost(inflated: Path, random_weights: Path) -> dict[str, dict[str, float
     for rows in ROWS:
         ours, theirs = stepper(inflated, rows), stepper(random_weights, rows)
         ours(), theirs()
-        pairs = [(seconds(ours), seconds(theirs)) for _ in range(ROUNDS)]
+        pairs = [(seconds(ours), seconds(theirs)) for _ in range(pick(ROUNDS, 1))]
         figures[str(rows)] = {
             "inflated_ms": 1e3 * statistics.median(a for a, _ in pairs),
             "random_ms": 1e3 * statistics.median(b for _, b in pairs),
@@ -148,11 +151,11 @@ def main() -> None:
     )
     parser.add_argument("--prompts", type=int, default=200, help="chats whose answers are compared")
     parser.add_argument("--shape", choices=SHAPES, action="append", help="only this shape")
-    args = parser.parse_args()
+    args = parse(parser, prompts=1, shape=["345 M"])
     figures = []
     for name in args.shape or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
-            figures.append(measure(name, SHAPES[name], args.prompts, Path(folder)))
+            figures.append(measure(name, pick(SHAPES[name], SMALLEST), args.prompts, Path(folder)))
     rows = [
         [f["shape"], f"{f['bytes'] / 1e6:.0f}", f"{f['largest_logit_difference']:.1e}",
          f"{f['equal_texts']}/{f['prompts']}",

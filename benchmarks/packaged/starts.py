@@ -15,6 +15,8 @@ import time
 from statistics import median
 from typing import Any
 
+from benchmarks.options import parse
+
 POLL = 0.001
 
 
@@ -87,7 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--measure", choices=("fork", "start"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse(parser, rounds=1)
     if args.measure:
         print(json.dumps(measure(args.measure == "fork")))
         return

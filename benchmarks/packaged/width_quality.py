@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from benchmarks.options import parse
 from benchmarks.packaged.embedded_quality import FAMILIES, quality
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, embedded
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="held-out replies a family")
     parser.add_argument("--seed", type=int, default=5, help="seed of the held-out items")
     parser.add_argument("--widths", nargs="+", choices=WIDTHS, default=list(WIDTHS))
-    args = parser.parse_args()
+    args = parse(parser, count=1, widths=[PLAIN])
     figures = measure(args.count, args.seed, args.widths)
     show(figures)
     print(write("width_quality", vars(args), figures, PACKAGED_PAIR))

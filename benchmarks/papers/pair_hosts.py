@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.options import parse
 from benchmarks.papers.pairs_live import transfer
 from benchmarks.report import table, write
 from tests.cluster.machines import machines
@@ -63,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--prompts", type=int, default=12)
-    args = parser.parse_args()
+    args = parse(parser, prompts=1)
     rng = random.Random(0)
     lengths = [rng.randint(512, 1500) for _ in range(args.prompts)]
     figures = {"shared memory": asyncio.run(transfer(args.model, lengths, num_blocks=BLOCKS, threads=1))}

@@ -24,11 +24,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.options import parse, results_folder
 from benchmarks.papers.arriving_replay import VOCABULARY, Machine, ReplayResult, Server, virtual
 from benchmarks.papers.arriving_traces import TRACES, Query
 from benchmarks.papers.pairs_live import prompt, serving, times
 from benchmarks.papers.streaming import ENGINE, PAPER, SCALE, measured_capacity
-from benchmarks.report import PACKAGED_PAIR, RESULTS, SIMULATED, table, write
+from benchmarks.report import PACKAGED_PAIR, SIMULATED, table, write
 from streamserve.engine.plan import DraftRequest
 from streamserve.fleet.worker_state import pairs, unified
 from streamserve.llm.async_llm import AsyncLLM
@@ -292,7 +293,7 @@ def report(
 
 def known(file: str) -> list[dict[str, Any]]:
     """Return the rounds that are in a result file."""
-    path = RESULTS / f"{file}.json"
+    path = results_folder() / f"{file}.json"
     return list(json.loads(path.read_text())["figures"]["rounds"]) if path.exists() else []
 
 
@@ -306,7 +307,7 @@ def main() -> None:
     parser.add_argument("--live", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="live rounds")
     parser.add_argument("--model", default="embedded")
-    args = parser.parse_args()
+    args = parse(parser, seeds=1, queries=4, rounds=1)
     settings = {key: str(value) for key, value in vars(args).items() if key != "resume"}
     file = "pair_streams_live" if args.live else "pair_streams"
     rounds = known(file) if args.resume else []

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import parse, pick, results_folder
 from benchmarks.papers.slo_costs import a100
-from benchmarks.report import RESULTS, SIMULATED, table, write
+from benchmarks.report import SIMULATED, table, write
 from streamserve.baselines.routers import ROUTERS
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Open, WorkerMessage
@@ -136,7 +137,7 @@ def simulate(
 
 def seed_figures(count: int, kind: str, seed: int) -> dict[str, dict[str, float]]:
     """Return the results of every router on one trace."""
-    trace_requests = trace(kind, REQUESTS[count], RATES[kind] * count, seed)
+    trace_requests = trace(kind, pick(REQUESTS[count], 4), RATES[kind] * count, seed)
     return {
         name: simulate(router, count, trace_requests, TARGETS[kind]) for name, router in routers().items()
     }
@@ -238,7 +239,7 @@ def settings() -> dict[str, Any]:
 def recorded() -> dict[str, Any]:
     """Return the results by seed of each cell in the result file that were computed with these settings, and
     the times of decisions."""
-    path = RESULTS / "pairs.json"
+    path = results_folder() / "pairs.json"
     read = json.loads(path.read_text()) if path.exists() else {"settings": None}
     return read["figures"] if read["settings"] == settings() else {"seeds": {}, "decision_seconds": {}}
 
@@ -286,7 +287,7 @@ def main() -> None:
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=TRACES)
     parser.add_argument("--seeds", type=int, nargs=2, default=[0, 20], help="the first, and the end")
     parser.add_argument("--decisions", action="store_true", help="measure the time of decisions too")
-    args = parser.parse_args()
+    args = parse(parser, pairs=[2], traces=["shared"], seeds=[0, 1], decisions=True)
     for seed in range(*args.seeds):
         for kind in args.traces:
             for count in args.pairs:
@@ -299,7 +300,8 @@ def main() -> None:
     figures = recorded()
     if args.decisions:
         figures["decision_seconds"] = {
-            str(count): {name: decision_seconds(name, count) for name in ROUTERS} for count in (2, 16, 64)
+            str(count): {name: decision_seconds(name, count, pick(2000, 20)) for name in ROUTERS}
+            for count in pick((2, 16, 64), (2,))
         }
         record(figures)
     for one in figures.get("played", []):

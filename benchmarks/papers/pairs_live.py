@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import parse, results_folder
 from benchmarks.papers.pairs import TRACES, WorkloadRequest, trace
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import table, write
 from streamserve.baselines.routers import ROUTERS
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.nixl import nixl_package
@@ -289,7 +290,7 @@ def plot(figures: dict[str, Any]) -> None:
     right.set(xscale="log", yscale="log")
     right.legend(fontsize=7)
     canvas.tight_layout()
-    canvas.savefig(RESULTS / "pairs_live.png", dpi=110)
+    canvas.savefig(results_folder() / "pairs_live.png", dpi=110)
 
 
 def transfer_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
@@ -355,8 +356,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40, help="requests of the routers' traces")
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second of the routers' traces")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    args = parser.parse_args()
-    path = RESULTS / "pairs_live.json"
+    args = parse(parser, rounds=1, prompts=1, requests=4)
+    path = results_folder() / "pairs_live.json"
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}
     for name in args.parts:
         PARTS[name](args, figures)

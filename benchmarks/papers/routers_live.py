@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import parse, results_folder
 from benchmarks.papers.pairs import DEFAULT, WorkloadRequest, summary, trace
 from benchmarks.papers.pairs_live import prompt, serving, times
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import table, write
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import Slo
 
@@ -90,7 +91,7 @@ async def measure(args: argparse.Namespace) -> Rounds:
 
 def recorded(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return a result file. Raises SystemExit if its rounds were measured with other settings."""
-    read = json.loads((RESULTS / f"{name}.json").read_text())
+    read = json.loads((results_folder() / f"{name}.json").read_text())
     before = {key: value for key, value in read["settings"].items() if key not in VARIABLE}
     if before != settings:
         raise SystemExit(f"{name}.json was measured with {before}, not with {settings}: leave out --add")
@@ -114,7 +115,7 @@ def main() -> None:
         "--targets", type=float, nargs=2, default=[0.15, 0.03], help="seconds to the first and further tokens"
     )
     parser.add_argument("--name", default="routers_live", help="of the result file")
-    args = parser.parse_args()
+    args = parse(parser, rounds=1, requests=4)
     settings = {key: value for key, value in vars(args).items() if key not in VARIABLE} | {"time": "live"}
     parts, before = [], {}
     if args.add:

@@ -24,13 +24,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from benchmarks.options import cache, parse, results_folder
 from benchmarks.papers.slo_costs import PATH, Hardware, a100, h200, here
-from benchmarks.report import RESULTS, SIMULATED, git, table, write
+from benchmarks.report import SIMULATED, git, table, write
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import ByClass
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Open
-from streamserve.fleet.worker_state import Topology
+from streamserve.fleet.worker_state import unified
 from streamserve.protocol.config import EngineConfig, Order
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
@@ -49,9 +50,10 @@ SETTINGS = (
 """POLICY+ORDER, or a policy of speculation in the order that uses targets; `blind` is goodput without the
 targets. An order alone is continuous batching, without speculation; `separate` is `chunked` with a machine
 for each class, with as many times the requests."""
-PIPELINES = ("strict", "middle", "easy")
 TIMES_MINIMUM = (1.0, 2.4, 8.0)
 SHARES = (0.6, 0.2, 0.2)
+PIPELINES = len(TIMES_MINIMUM)
+"""Machines of `separate`."""
 OUTPUT = (32, 96)
 FIRST = 10.0
 """Targets for the first token, as multiples of the targets for the further ones: MLPerf's inference rules
@@ -155,7 +157,7 @@ def fleet(setting: str, targets: Sequence[float]) -> FleetConfig:
     if setting != "separate":
         return FleetConfig()
     ends = sorted({goal * 1.001 for goal in targets[:-1]})
-    return FleetConfig(Topology(unified=PIPELINES), ByClass(tuple(ends)))
+    return FleetConfig(unified(PIPELINES), ByClass(tuple(ends)))
 
 
 def goals(hardware: Hardware, load: Load) -> list[float]:
@@ -242,7 +244,7 @@ def recorded() -> Recording:
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
     """Return the results of one seed."""
     hardware, recording = MACHINES[machine](), recorded()
-    machines = len(PIPELINES) if setting == "separate" else 1  # as many times the requests for them
+    machines = PIPELINES if setting == "separate" else 1  # as many times the requests for them
     load = replace(load, rate=machines * load.rate, requests=machines * load.requests)
     trace_requests = workload(hardware, load, seed)
     every, drafting = simulate(hardware, recording, setting, load, trace_requests, goals(hardware, load))
@@ -278,11 +280,12 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     jobs = [(s, n, seed) for seed in range(args.seeds) for n in range(len(loads)) for s in args.settings]
     code = git("rev-parse", "HEAD:src")[:12] + git("hash-object", str(PATH))[:12]
     names = {job: f"{code} {args.hardware} {job[0]} {loads[job[1]]} {job[2]}" for job in jobs}
-    TRIALS_FILE.parent.mkdir(parents=True, exist_ok=True)
-    lines = TRIALS_FILE.read_text().splitlines() if TRIALS_FILE.exists() else []
+    path = cache(TRIALS_FILE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = path.read_text().splitlines() if path.exists() else []
     outcomes = {name: figures for line in lines for name, figures in json.loads(line).items()}
     started = time.monotonic()
-    with TRIALS_FILE.open("a") as trials_file:
+    with path.open("a") as trials_file:
         for job in jobs:
             if names[job] not in outcomes and time.monotonic() - started < args.seconds:
                 outcomes[names[job]] = trial(args.hardware, job[0], loads[job[1]], job[2])
@@ -341,7 +344,7 @@ def plot(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hard
     panels[0].legend(fontsize=7)
     figure.suptitle(f"virtual time; B = {hardware.budget}; {hardware.note}", fontsize=9)
     figure.tight_layout()
-    figure.savefig(RESULTS / f"{name}.png", dpi=110)
+    figure.savefig(results_folder() / f"{name}.png", dpi=110)
 
 
 def main() -> None:
@@ -359,7 +362,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no trial later")
     parser.add_argument("--suffix", default="", help="of the result files' names")
-    args = parser.parse_args()
+    args = parse(parser, points=[0.6], requests=2, seeds=1)
     hardware = MACHINES[args.hardware]()
     records = measure(args)
     show(args, records, hardware)

@@ -3,6 +3,7 @@
 python -m benchmarks.papers.slo_costs      # measures the pair here, for a minute
 """
 
+import argparse
 import json
 import tempfile
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.options import cache, parse, pick
 from benchmarks.report import commit, machine
 from benchmarks.speculation.speculation import SHAPE
 from streamserve import embedded
 from streamserve.baselines.adaserve import token_budget
-from streamserve.execution.inflate import inflate
+from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import load
 from streamserve.execution.profile.measure import Effort, measure
 from streamserve.protocol.config import ModelConfig
@@ -47,9 +49,9 @@ class Kept(msgspec.Struct):
     kv_token_bytes: int
 
 
-def here() -> Hardware:
-    """Return the pair as measured on the machine that the file names."""
-    read = json.loads(PATH.read_text())
+def here(path: Path = PATH) -> Hardware:
+    """Return the pair as measured on the machine that the file at `path` names."""
+    read = json.loads(path.read_text(encoding="utf-8"))
     target, draft = (msgspec.convert(read[name], Kept) for name in ("target", "draft"))
     cores = read["machine"]
     return Hardware(
@@ -86,26 +88,31 @@ def h200() -> Hardware:
 
 def main() -> None:
     """Measure the pair and store the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parse(parser)
+    effort, path = pick(EFFORT, Effort((1, 8), (0,), 8, (256,), 1, 0.0)), cache(PATH)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "target"
-        inflate(embedded.path("embedded"), folder, SHAPE)
+        inflate(embedded.path("embedded"), folder, pick(SHAPE, Shape(256, 8)))
         draft = embedded.path("embedded").parent / "draft"
         models = [
             (name, load(ModelConfig(path=str(path), draft="none", num_blocks=1024, max_model_len=2048)))
             for name, path in (("target", folder), ("draft", draft))
         ]
-        profiles = dict(zip(("target", "draft"), measure(models, EFFORT), strict=True))
+        profiles = dict(zip(("target", "draft"), measure(models, effort), strict=True))
     cached = {
         name: msgspec.to_builtins(Kept(profile.cost, profile.kv_token_bytes))
         for name, profile in profiles.items()
     }
     dtype = profiles["target"].subject.dtype
-    PATH.write_text(
+    path.write_text(
         json.dumps({"machine": machine(), "commit": commit(), "dtype": dtype, **cached}, indent=1) + "\n"
     )
-    measured = here()
-    steps = ", ".join(f"{rows}: {1e3 * measured.step(rows, 0):.0f}" for rows in EFFORT.query_tokens)
-    drafts = ", ".join(f"{rows}: {1e3 * measured.draft(rows):.1f}" for rows in EFFORT.query_tokens)
+    measured = here(path)
+    steps = ", ".join(f"{rows}: {1e3 * measured.step(rows, 0):.0f}" for rows in effort.query_tokens)
+    drafts = ", ".join(f"{rows}: {1e3 * measured.draft(rows):.1f}" for rows in effort.query_tokens)
     print(f"{measured.note}; B = {measured.budget}\nms by query tokens: {steps}\nof the draft: {drafts}")
 
 

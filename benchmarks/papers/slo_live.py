@@ -14,12 +14,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from benchmarks.options import parse, pick
 from benchmarks.papers.slo import (
     Load,
     Outcome,
@@ -38,22 +38,20 @@ from benchmarks.papers.slo import (
 from benchmarks.papers.slo_costs import EFFORT, Hardware
 from benchmarks.report import PACKAGED_PAIR, table, write
 from benchmarks.speculation.record_acceptance import questions
-from benchmarks.speculation.speculation import SHAPE
+from benchmarks.speculation.speculation import target
 from streamserve import embedded
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest, StepPlan
-from streamserve.execution.inflate import inflate
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.draft import draft_cost
-from streamserve.execution.profile.measure import measure
+from streamserve.execution.profile.measure import QUICK, measure
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.scheduling.cost import StepCost
 from streamserve.speculation.controller import Speculation
 
-CACHE = Path(__file__).parents[2] / "build" / "speculation" / "target"
 COMPARED = ("attainment", "goodput", "ttft", "tpot")
 
 
@@ -92,13 +90,13 @@ class Pair:
     """The loaded pair and its costs on this machine."""
 
     def __init__(self) -> None:
-        if not CACHE.exists():
-            inflate(embedded.path("embedded"), CACHE, SHAPE)
         draft = str(embedded.path("embedded").parent / "draft")
         self.loaded: Loaded = load(
-            ModelConfig(path=str(CACHE), draft=draft, num_blocks=2048, max_num_seqs=256, max_model_len=1024)
+            ModelConfig(
+                path=str(target()), draft=draft, num_blocks=2048, max_num_seqs=256, max_model_len=1024
+            )
         )
-        (profile,) = measure([("target", self.loaded)], EFFORT)
+        (profile,) = measure([("target", self.loaded)], pick(EFFORT, QUICK))
         drafting = draft_cost(self.loaded)
         assert drafting is not None
         self.drafting: StepCost = drafting
@@ -207,7 +205,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--name", default="slo_live", help="of the result file")
-    args = parser.parse_args()
+    args = parse(parser, rates=[8.0], settings=["goodput"], requests=2)
     recording, pair = recorded(), Pair()
     prompts, lengths = questions(pair.loaded, recording)
     serve(
@@ -248,7 +246,7 @@ def main() -> None:
         for r in records
     ]
     table(f"live / virtual; B = {hardware.budget}", ["rate", "setting", *COMPARED], rows)
-    profiled = {rows: 1e3 * hardware.step(rows, 0) for rows in EFFORT.query_tokens}
+    profiled = {rows: 1e3 * hardware.step(rows, 0) for rows in pick(EFFORT, QUICK).query_tokens}
     write(args.name, {**vars(args), "B": hardware.budget, "minimum_tpot_ms": 1e3 * minimum(hardware),
                       "step_ms": profiled}, records, PACKAGED_PAIR)  # fmt: skip
 

@@ -10,10 +10,9 @@ import random
 from collections import defaultdict
 from typing import Any
 
+from benchmarks.options import parse
 from benchmarks.report import PACKAGED_PAIR, table, write
-from benchmarks.speculation.speculation import CACHE, PROMPTS, SHAPE, Bench, Window, budget, prompts
-from streamserve import embedded
-from streamserve.execution.inflate import inflate
+from benchmarks.speculation.speculation import PROMPTS, Bench, Window, budget, prompts, target
 
 SETTINGS = (
     "off", "fixed:3", "fixed:5", "fixed:7", "specustream-as-published", "specustream-equations",
@@ -64,11 +63,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--split", choices=("train", "heldout"), default="heldout", help="wordings of tasks")
     parser.add_argument("--name", default="specustream", help="of the result file")
-    args = parser.parse_args()
-    target = CACHE / "target"
-    if not target.exists():
-        inflate(embedded.path("embedded"), target, SHAPE)
-    bench = Bench(target)
+    args = parse(
+        parser, families=["functions"], streams=[1], settings=["off", "specustream"], window=0.05, turns=1
+    )
+    bench = Bench(target())
     records: list[dict[str, Any]] = []
     for streams in args.streams:
         for family in args.families:

@@ -10,6 +10,7 @@ import argparse
 import itertools
 from typing import Any
 
+from benchmarks.options import parse, pick
 from benchmarks.papers.slo import model, recorded
 from benchmarks.papers.slo_costs import Hardware, here
 from benchmarks.papers.specustream import SETTINGS
@@ -82,14 +83,16 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=["functions", "articles"])
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 4, 8, 16, 32])
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
-    args = parser.parse_args()
+    args = parse(parser, families=["functions"], streams=[1])
     hardware, recording = here(), recorded()
     records: list[dict[str, Any]] = []
     for streams in args.streams:
         for family in args.families:
             texts = [i for i, name in enumerate(recording.families) if name == family]
             measured = {
-                name: rate(Loop(hardware, recording, name), texts, streams, 3 * MAX_TOKENS * streams + 4000)
+                name: rate(
+                    Loop(hardware, recording, name), texts, streams, pick(3 * MAX_TOKENS * streams + 4000, 40)
+                )
                 for name in args.settings
             }
             records.append({"family": family, "streams": streams, "tokens_per_second": measured})

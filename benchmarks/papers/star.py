@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import parse, pick, results_folder
 from benchmarks.papers.star_rig import (
     DEPTH,
     Service,
@@ -27,7 +28,7 @@ from benchmarks.papers.star_rig import (
     one_at_a_time,
     show,
 )
-from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 
 RATIO = 4.0
 SATURATING = 5
@@ -48,8 +49,9 @@ def calibrate(targets: Targets, model: Path, job: Job, rounds: int = 4) -> float
     """Return the verification time for which Z is RATIO times S while the service is busy."""
     verify = 0.02
     with running(one_at_a_time(model)) as service:
-        for _ in range(rounds):
-            measured = measure(targets, service, SATURATING, {**job, "verify": verify, "seconds": 3.0})
+        for _ in range(pick(rounds, 1)):
+            calibrated = {**job, "verify": verify, "seconds": pick(3.0, job["seconds"])}
+            measured = measure(targets, service, pick(SATURATING, 2), calibrated)
             print(f"calibrating: {verify * 1e3:.2f} ms, Z/S {measured['Z'] / measured['S']:.3f}", flush=True)
             verify += RATIO * measured["S"] - measured["Z"]
     return verify
@@ -73,7 +75,7 @@ def keep_warm(targets: Targets, model: Path, job: Job, counts: list[int]) -> lis
     for count in counts:
         for mode in ("never", "always", "auto"):
             with running(one_at_a_time(model, "--keep-warm", mode)) as service:
-                one = measure(targets, service, count, {**job, "warm": 5.0})
+                one = measure(targets, service, count, {**job, "warm": pick(5.0, 0.3)})
                 now = service.figures()
                 measured.append(
                     {"keep_warm": mode, **one}
@@ -92,7 +94,9 @@ def dead(targets: Targets, model: Path, job: Job) -> list[dict[str, Any]]:
     for has_fallback in (False, True):
         for policy in ("goodput", job["policy"]):
             options = {**job, "endpoint": service.address, "fallback": has_fallback, "policy": policy}
-            measured.append({"fallback": has_fallback, "policy": policy, "targets": targets.run(4, options)})
+            measured.append(
+                {"fallback": has_fallback, "policy": policy, "targets": targets.run(pick(4, 2), options)}
+            )
     service.close()
     return measured
 
@@ -139,7 +143,7 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the results; they are written after each part."""
     model = inflate("embedded-draft", folder / "draft", arguments.hidden, arguments.layers)
     job = make_job(model, arguments.seconds, arguments.outputs)
-    targets = Targets(max(*arguments.counts, *arguments.batched, SATURATING))
+    targets = Targets(max(*arguments.counts, *arguments.batched, pick(SATURATING, 2)))
     try:
         job["verify"] = calibrate(targets, model, job)
         settings = {
@@ -252,11 +256,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="of the inflated draft")
     parser.add_argument("--outputs", type=int, default=600, help="tokens recorded of each text")
     parser.add_argument("--out", default="star", help="name of the results")
-    arguments = parser.parse_args()
+    arguments = parse(
+        parser, seconds=0.3, counts=[1, 2], batched=[1], colocated=[1], keep_warm=[1], outputs=40
+    )
     with tempfile.TemporaryDirectory() as folder:
         figures = sweep(arguments, Path(folder))
     print_tables(figures)
-    plot(figures, RESULTS / f"{arguments.out}.png")
+    plot(figures, results_folder() / f"{arguments.out}.png")
 
 
 if __name__ == "__main__":

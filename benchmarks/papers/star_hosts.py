@@ -15,9 +15,10 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
+from benchmarks.options import RESULTS, parse
 from benchmarks.papers import wire
 from benchmarks.papers.star_rig import DEPTH, Service, Targets, inflate, make_job, measure, show
-from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve.protocol.curve import KeyPair, write_key_pair
 
 TARGET_HOSTS = 2
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="of the inflated draft")
     parser.add_argument("--outputs", type=int, default=600, help="tokens recorded of each text")
     parser.add_argument("--out", default="star_hosts", help="name of the results")
-    arguments = parser.parse_args()
+    arguments = parse(parser, seconds=0.3, counts=[1], delays=[0.0], outputs=40)
     verify = json.loads((RESULTS / "star.json").read_text())["settings"]["verify_seconds"]
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:

@@ -18,8 +18,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import parse
 from benchmarks.papers.star_rig import PROMPTS, Service, inflate
-from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.llm import LLM
 from streamserve.protocol.sampling import SamplingParams
@@ -149,7 +150,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1024, help="of the inflated target")
     parser.add_argument("--layers", type=int, default=8, help="of the inflated target")
     parser.add_argument("--out", default="star_live", help="name of the results")
-    arguments = parser.parse_args()
+    arguments = parse(parser, counts=[1], seconds=0.5, warm=0.2, outputs=16, hidden=256, layers=8)
     with tempfile.TemporaryDirectory() as name:
         model = inflate("embedded", Path(name) / "target", arguments.hidden, arguments.layers)
         draft = inflate("embedded-draft", Path(name) / "draft", 512, 2)
@@ -171,7 +172,7 @@ def main() -> None:
     ]  # fmt: skip
     columns = "N", "tokens/s, none", "service", "own drafts", "service / none, each", "N_max", "same texts"
     table("live", columns, lines)
-    print(path, RESULTS)
+    print(path)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,11 @@ import msgspec
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from benchmarks.options import parse, results_folder
 from benchmarks.papers import arriving_traces
 from benchmarks.papers.arriving_replay import Machine, ReplayResult, capacity, live, merged, virtual
 from benchmarks.papers.arriving_traces import TRACES, Event, Query
-from benchmarks.report import RESULTS, SIMULATED, commit, table, write
+from benchmarks.report import SIMULATED, commit, table, write
 from streamserve.protocol.config import EngineConfig, Order
 from streamserve.scheduling.cost import Line, SwapCost
 from streamserve.scheduling.eviction import Eviction
@@ -361,7 +362,7 @@ def part(
 
 def known(file: str, settings: dict[str, str]) -> Results:
     """Return the rows that were run before with the same settings."""
-    path = RESULTS / f"{file}.json"
+    path = results_folder() / f"{file}.json"
     report = json.loads(path.read_text()) if path.exists() else {}
     return dict(report["figures"]) if report.get("settings") == settings else {}
 
@@ -383,7 +384,7 @@ def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until
         print(f"{setting:14s} {policy:18s} {seconds}  ({took:.0f} s)", flush=True)
         write(file, settings, results, SIMULATED)
     show(results)
-    plot(results, RESULTS / f"{file}.png")
+    plot(results, results_folder() / f"{file}.png")
 
 
 def main() -> None:
@@ -402,7 +403,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.1, help="of the tokens, over HTTP")
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--save", type=Path)
-    args = parser.parse_args()
+    args = parse(parser, queries=4, quick=True, parts=["append"])
     if args.save:
         arriving_traces.write(args.save, TRACES["append"](args.queries or COUNTS["append"], args.seed))
         return
@@ -418,7 +419,7 @@ def main() -> None:
         done = partial(write, file, settings)
         live_results = asyncio.run(over_http(args.live, args.arrival, traces, done))
         show(live_results)
-        plot(live_results, RESULTS / f"{file}.png")
+        plot(live_results, results_folder() / f"{file}.png")
         return
     own = arriving_traces.read(args.trace) if args.trace else None
     until = time.monotonic() + (args.seconds or math.inf)

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.options import parse
 from benchmarks.papers.arriving_replay import capacity, live
 from benchmarks.papers.arriving_traces import TRACES
 from benchmarks.report import table, write
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=60)
     parser.add_argument("--scale", type=float, default=0.05, help="of the published tokens")
     parser.add_argument("--delays", type=float, nargs="+", default=(1.0, 4.0))
-    args = parser.parse_args()
+    args = parse(parser, queries=2, scale=0.01, delays=(1.0,))
     results = asyncio.run(run(args.url, args.trace, args.queries, args.scale, args.delays))
     write("streaming-live-evictions", vars(args), results, ["embedded"])
     columns = ["p50", "p99", "swaps", "recomputes", "swap_predicted", "recompute_predicted"]

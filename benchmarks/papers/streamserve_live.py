@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import parse
 from benchmarks.papers.pairs import interval
 from benchmarks.papers.pairs_live import serving, times
 from benchmarks.report import PACKAGED_PAIR, table, write
@@ -139,7 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=32, help="of a round")
     parser.add_argument("--at-once", type=int, default=8)
-    args = parser.parse_args()
+    args = parse(parser, rounds=1, requests=4, at_once=2)
     figures = asyncio.run(measure(args))
     rows = [
         [name, *(f"{one[key]:.3f}" for key in ("latency", "p95", "ttft")), f"{one['tokens_per_second']:.0f}",

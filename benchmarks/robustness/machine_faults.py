@@ -13,7 +13,8 @@ import time
 from math import inf
 from typing import Any, get_args
 
-from benchmarks.report import RESULTS, SIMULATED, commit, table, write
+from benchmarks.options import parse, pick, results_folder
+from benchmarks.report import SIMULATED, commit, table, write
 from tests.campaigns.drive import attempt
 from tests.campaigns.machine_faults import CASES, case, open_campaign, ray_case
 from tests.cluster.machine_faults import (
@@ -31,7 +32,7 @@ NAME = "machine_faults"
 
 def known() -> list[dict[str, Any]]:
     """Return the trials of the result file."""
-    path = RESULTS / f"{NAME}.json"
+    path = results_folder() / f"{NAME}.json"
     return json.loads(path.read_text())["figures"]["trials"] if path.exists() else []
 
 
@@ -48,6 +49,7 @@ def run(launched: Launched, rounds: int, seconds: float) -> list[dict[str, Any]]
     """Run the trials that are missing, for so many seconds at most; return all."""
     trials, end = known(), time.monotonic() + seconds
     faults, cases = (RAY_FAULTS, len(EVENTS)) if launched == "ray" else (FAULTS, CASES)
+    cases = pick(cases, 1)
     done = {trial["seed"] for trial in trials if trial["fault"] in faults}
     with open_campaign(launched) as campaign:
         for seed in (seed for seed in range(rounds * cases) if seed not in done):
@@ -73,7 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of every event with every fault")
     parser.add_argument("--launched", choices=get_args(Launched), default="join")
     parser.add_argument("--minutes", type=float, default=inf, help="the longest time of this run")
-    args = parser.parse_args()
+    args = parse(parser, rounds=1)
     trials = run(args.launched, args.rounds, 60 * args.minutes)
     rows = []
     for fault in FAULTS | RAY_FAULTS:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.options import cache, parse, pick
 from benchmarks.speculation.speculation import FAMILIES, TASKS
 from streamserve import embedded
 from streamserve.baselines.fixed import SPECINFER
@@ -126,12 +127,13 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=TEXTS, help="prompts a family")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--split", choices=("train", "heldout"), default=SPLIT, help="wordings of the tasks")
-    args = parser.parse_args()
+    args = parse(parser, texts=1)
     target, draft = embedded.path("embedded"), embedded.path("embedded").parent / "draft"
     loaded = load(ModelConfig(path=str(target), draft=str(draft), num_blocks=2048, max_model_len=1024))
-    trees: dict[str, list[tuple[Node, ...]]] = {kind: [] for kind in SHAPES}
+    shapes = pick(SHAPES, {"1": SHAPES["1"]})
+    trees: dict[str, list[tuple[Node, ...]]] = {kind: [] for kind in shapes}
     starts, families = [0], []
-    for family in TASKS:
+    for family in pick(TASKS, TASKS[:1]):
         requests = prompts(family, args.texts, args.seed, args.split)
         pairs = [
             pair for pair in zip(requests, texts(loaded, requests), strict=True) if len(pair[1]) >= SHORTEST
@@ -139,7 +141,7 @@ def main() -> None:
         if not pairs:
             continue
         requests, answers = [list(column) for column in zip(*pairs, strict=True)]
-        for kind, shape in SHAPES.items():
+        for kind, shape in shapes.items():
             for answer, grown in zip(answers, drafted(loaded, requests, answers, shape), strict=True):
                 trees[kind] += [outcome(tree, answer[position:]) for position, tree in enumerate(grown)]
         before = starts[-1]
@@ -147,9 +149,10 @@ def main() -> None:
         families += [family] * len(answers)
         first = [tree[0][2] for tree in trees["1"][before:] if tree]
         print(f"{family}: {len(answers)} texts, first draft token accepted {np.mean(first):.2f}")
-    PATH.parent.mkdir(exist_ok=True)
-    np.savez_compressed(PATH, **pack(Recording(trees, tuple(starts), tuple(families))))
-    print(f"{starts[-1]} positions in {PATH}, {PATH.stat().st_size / 1e3:.0f} kB")
+    path = cache(PATH)
+    path.parent.mkdir(exist_ok=True)
+    np.savez_compressed(path, **pack(Recording(trees, tuple(starts), tuple(families))))
+    print(f"{starts[-1]} positions in {path}, {path.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

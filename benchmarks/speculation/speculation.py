@@ -27,6 +27,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from benchmarks.options import cache, parse, pick
 from benchmarks.report import commit
 from benchmarks.speculation.speculation_report import report
 from streamserve import embedded
@@ -115,6 +116,14 @@ def prompts(family: str, split: Any, seed: int) -> list[list[int]]:
     return measured
 
 
+def target() -> Path:
+    """Return the inflated target, which the first call writes. In a smoke run it is small."""
+    folder = cache(CACHE) / "target"
+    if not folder.exists():
+        inflate(embedded.path("embedded"), folder, pick(SHAPE, Shape(256, 8)))
+    return folder
+
+
 class Bench:
     """A loaded pair whose engine keeps its prefix index, and the learned state of each setting."""
 
@@ -125,7 +134,7 @@ class Bench:
         )  # fmt: skip
         self.loaded: Loaded = load(config)
         self.profile: Profile = load_or_measure_profile(
-            str(target), self.loaded, ProfileStore(profiles or CACHE / "profiles")
+            str(target), self.loaded, ProfileStore(profiles or cache(CACHE) / "profiles")
         )
         self.cost = self.profile.cost.in_tokens(self.profile.kv_token_bytes)
         self.draft_cost = draft_cost(self.loaded)
@@ -205,7 +214,7 @@ def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, A
     Other users change the machine's speed: compared values were measured in the same turn."""
     requests = prompts(piece.family, args.split, args.seed)
     bench.run("off", requests, piece.temperature, min(piece.streams, PROMPTS), 0.0)  # prompts into the cache
-    bench.run("goodput", requests, piece.temperature, piece.streams, LEARNING)
+    bench.run("goodput", requests, piece.temperature, piece.streams, pick(LEARNING, 0.0))
     windows: dict[str, list[Window]] = defaultdict(list)
     for turn in range(args.turns):
         order = [name for name in args.settings if not turn or not _far_off(name, piece.streams)]
@@ -342,29 +351,35 @@ def main() -> None:
     parser.add_argument("--split", choices=("train", "heldout"), default="heldout", help="wordings of tasks")
     parser.add_argument("--name", default="speculation", help="name of the result files")
     parser.add_argument("--acceptance", action="store_true", help="count acceptance instead of the grid")
-    args = parser.parse_args()
+    args = parse(
+        parser,
+        families=["functions"],
+        streams=[1],
+        settings=["goodput", "fixed:1"],
+        temperature=[0.0],
+        window=0.05,
+        turns=1,
+    )
     args.settings = list(dict.fromkeys(("off", *args.settings)))
     started = time.perf_counter()
-    CACHE.mkdir(parents=True, exist_ok=True)
+    folder = cache(CACHE)
+    folder.mkdir(parents=True, exist_ok=True)
     if args.acceptance:
         counted = [record for mode in ("coupled", "rejection") for record in acceptance(args, mode)]
-        (CACHE / "acceptance.json").write_text(json.dumps(counted))
+        (folder / "acceptance.json").write_text(json.dumps(counted))
     else:
-        todo = [piece for piece in pieces(args) if not (CACHE / f"grid-{piece.name}.json").exists()]
+        todo = [piece for piece in pieces(args) if not (folder / f"grid-{piece.name}.json").exists()]
         if todo and args.seconds > 0:
-            target = CACHE / "target"
-            if not target.exists():
-                inflate(embedded.path("embedded"), target, SHAPE)
-            bench = Bench(target)
+            bench = Bench(target())
         for piece in todo:
             if time.perf_counter() - started < args.seconds:
                 record = measure(bench, piece, args)
-                (CACHE / f"grid-{piece.name}.json").write_text(json.dumps(record))
+                (folder / f"grid-{piece.name}.json").write_text(json.dumps(record))
                 print(piece.name, {k: round(v["tokens_per_second"]) for k, v in record["settings"].items()})
     cached = ("window", "turns", "rounds", "seed", "split")
     settings = {name: getattr(args, name) for name in cached}
     report(
-        CACHE, args.name, settings | {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "layers": SHAPE.layers}
+        folder, args.name, settings | {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "layers": SHAPE.layers}
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import PACKAGED_PAIR, RESULTS, machine, table, write
+from benchmarks.options import results_folder
+from benchmarks.report import PACKAGED_PAIR, machine, table, write
 
 Record = dict[str, Any]
 
@@ -23,9 +24,9 @@ def report(cached: Path, name: str, settings: Mapping[str, Any]) -> None:
     _show_acceptance(accepted)
     write(name, settings, {"grid": grid, "acceptance": accepted}, PACKAGED_PAIR)
     if grid:
-        _plot(grid, names, RESULTS / f"{name}.png")
+        _plot(grid, names, results_folder() / f"{name}.png")
     if accepted:
-        _plot_calibration(accepted, RESULTS / f"{name}_calibration.png")
+        _plot_calibration(accepted, results_folder() / f"{name}_calibration.png")
 
 
 def _rounds(records: Sequence[Record]) -> list[Record]:
@@ -99,10 +100,11 @@ def _show(grid: Sequence[Record], names: Sequence[str]) -> None:
     for (temperature, streams), group in _groups(grid).items():
         means = {name: _mean(group, name) for name in names}
         fixed = [mean for name, mean in means.items() if mean and name.startswith("fixed")]
-        share = f"{(means['goodput'] or 0) / max(*fixed, 1.0):.2f}" if fixed else ""
-        spent = np.mean([one["figures"]["goodput"]["scheduling_share"] for one in group])
+        share = f"{(means.get('goodput') or 0) / max(*fixed, 1.0):.2f}" if fixed else ""
+        spent = [one["figures"]["goodput"]["scheduling_share"] for one in group if "goodput" in means]
+        deciding = f"{np.mean(spent):.1%}" if spent else ""
         cells = [f"{mean:.2f}" if mean else "" for mean in means.values()]
-        rows.append([f"mean T={temperature:g}", str(streams), "", *cells, share, f"{spent:.1%}", ""])
+        rows.append([f"mean T={temperature:g}", str(streams), "", *cells, share, deciding, ""])
     budgets = sorted({record["budget"] for record in grid})
     table(
         f"Tokens a second, as a multiple of plain decoding. {machine()['processor']}, B = {budgets} tokens",

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.options import parse, pick
 from benchmarks.report import SIMULATED, table, write
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
@@ -230,19 +231,20 @@ def _known(name: str) -> Curve:
 
 
 @cache
-def plain_rate(curve: str, streams: int) -> float:
+def plain_rate(curve: str, streams: int, warm_up: int, steps: int) -> float:
     """Return tokens a second of plain decoding."""
     loop = Loop(_known(curve), _recorded(), streams, None)
-    loop.rate(WARM_UP)
-    return loop.rate(MEASURED[streams])
+    loop.rate(warm_up)
+    return loop.rate(steps)
 
 
 def ratio(curve: str, draft: str, streams: int, wrong: str, factor: float) -> float:
     """Return tokens a second after the first 100 steps, relative to plain decoding."""
     known = _known(curve)
     loop = Loop(known, DRAFTS[draft](), streams, speculating(known, streams, wrong, factor))
-    loop.rate(WARM_UP)
-    return loop.rate(MEASURED[streams]) / plain_rate(curve, streams)
+    warm_up, steps = pick(WARM_UP, 1), pick(MEASURED[streams], 20)
+    loop.rate(warm_up)
+    return loop.rate(steps) / plain_rate(curve, streams, warm_up, steps)
 
 
 def cells() -> Iterator[tuple[str, str, int, str, float]]:
@@ -262,7 +264,7 @@ def main() -> None:
     )
     parser.add_argument("--name", default="wrong_profiles", help="of the result file; empty: none")
     parser.add_argument("--only", nargs="*", default=[], help="curves whose names begin so")
-    args = parser.parse_args()
+    args = parse(parser, every=1 << 20, only=["flat"])
     records: list[dict[str, Any]] = []
     for number, (curve, draft, streams, wrong, factor) in enumerate(cells()):
         if args.only and not curve.startswith(tuple(args.only)):

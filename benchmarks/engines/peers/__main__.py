@@ -26,6 +26,7 @@ from benchmarks.engines.peers.checkpoints import MODELS
 from benchmarks.engines.peers.report import report
 from benchmarks.engines.peers.rounds import width_of
 from benchmarks.engines.peers.scenarios import QUICK, SCENARIOS
+from benchmarks.options import parse
 
 FOLDER = Path(__file__).parents[3] / "build" / "peers"
 
@@ -93,7 +94,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--kv-gib", type=int, default=2, help="memory for everybody's KV cache (default 2)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="environments, checkpoints, rounds, logs")
-    return parser.parse_args()
+    return parse(parser, quick=True)
 
 
 def _setup(plan: measure.Plan) -> None:

@@ -25,9 +25,10 @@ from rich.progress import track
 
 from benchmarks.engines.peers import setup
 from benchmarks.engines.peers.adapters import ALL_OURS, PEERS
+from benchmarks.options import parse, results_folder
 from benchmarks.packaged.embedded_quality import FAMILIES
 from benchmarks.packaged.width_quality import Text, draw_texts, packaged
-from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, embedded
 
 NAME = "peers_quality"
@@ -39,7 +40,7 @@ def no_worse(ours: str, peer: str) -> bool:
     """Return whether our engine's divergence is no larger than the peer's as far as the texts can tell: the
     mean of the differences, text by text, is not beyond its 95 % interval above 0. Engines that were not
     measured compare with none."""
-    path = RESULTS / f"{NAME}.json"
+    path = results_folder() / f"{NAME}.json"
     measured = json.loads(path.read_text())["figures"] if path.exists() else {}
     if ours not in measured or peer not in measured:
         return False
@@ -136,7 +137,7 @@ def measure(
 
 def known(settings: Mapping[str, int]) -> dict[str, Any]:
     """Return the figures of engines that read the same texts before."""
-    path = RESULTS / f"{NAME}.json"
+    path = results_folder() / f"{NAME}.json"
     before = json.loads(path.read_text()) if path.exists() else {"settings": {}}
     found: dict[str, Any] = before["figures"] if before["settings"] == settings else {}
     return found
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=PEERS, default=list(PEERS))
     folder = Path(__file__).parents[3] / "build" / "peers"
     parser.add_argument("--folder", type=Path, default=folder, help="where `setup` has installed the peers")
-    args = parser.parse_args()
+    args = parse(parser, count=1, engines=list(PEERS)[:1])
     with LLM("embedded", draft="none") as llm:
         texts = [text for family in FAMILIES for text in draw_texts(llm, family, args.count, args.seed)]
     settings = {"count": args.count, "seed": args.seed, "tokens": sum(len(t.tokens) - t.first for t in texts)}

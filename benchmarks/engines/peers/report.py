@@ -22,7 +22,8 @@ from benchmarks.engines.peers.rounds import (
     width_of,
 )
 from benchmarks.engines.peers.scenarios import HTTP, SCENARIOS
-from benchmarks.report import RESULTS, machine, table, write
+from benchmarks.options import results_folder
+from benchmarks.report import machine, table, write
 from streamserve.execution.native.library import kernels
 from streamserve.execution.native.paths import best_path, name_of
 
@@ -70,7 +71,7 @@ def report(model: str, widths: Sequence[str], records: Path, write_results: bool
                 key: of_width(scenarios, width)[key] for key in SCENARIOS if key in of_width(scenarios, width)
             }
             if timed:
-                plot(f"{model}, {width}", timed, RESULTS / f"{name}-{width}.png")
+                plot(f"{model}, {width}", timed, results_folder() / f"{name}-{width}.png")
 
 
 def of_width(scenarios: Scenarios, width: str) -> Scenarios:

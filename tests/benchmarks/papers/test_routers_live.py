@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import options
 from benchmarks.papers import routers_live
 
 SETTINGS = {"rate": 10.0, "time": "live"}
@@ -12,7 +13,7 @@ SETTINGS = {"rate": 10.0, "time": "live"}
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routers_live, "RESULTS", tmp_path)
+    monkeypatch.setattr(options, "RESULTS", tmp_path)
     content = {"settings": {**SETTINGS, "rounds": {"skewed": 1}}, "figures": {"rounds": {"skewed": [{}]}}}
     (tmp_path / "routers_live.json").write_text(json.dumps(content))
 
