@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.options import parse, results_folder
+from benchmarks.options import parse, pick, results_folder
 from benchmarks.papers.pairs import TRACES, WorkloadRequest, trace
 from benchmarks.report import table, write
 from streamserve.baselines.routers import ROUTERS
@@ -213,9 +213,10 @@ async def answer(llm: AsyncLLM, tokens: list[int], name: str) -> list[int]:
 
 async def bursts(model: str, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
     """Return for each kind of burst medians over interleaved rounds, of one worker and of a pair."""
-    measured: dict[str, dict[str, list[dict[str, float]]]] = {kind: {} for kind in BURSTS}
+    kinds = pick(BURSTS, {"long": [600] * 2})
+    measured: dict[str, dict[str, list[dict[str, float]]]] = {kind: {} for kind in kinds}
     setups: dict[str, dict[str, Any]] = {
-        f"one worker, chunks of {c}": {"order": "chunked", "max_chunk": c} for c in CHUNKS
+        f"one worker, chunks of {c}": {"order": "chunked", "max_chunk": c} for c in pick(CHUNKS, CHUNKS[-1:])
     }
     setups["one worker, by targets"] = {"max_chunk": 512}
     setups["a pair"] = {"pairs": 1, "max_chunk": 256}
@@ -224,7 +225,7 @@ async def bursts(model: str, rounds: int) -> dict[str, dict[str, dict[str, float
             async with serving(model, num_blocks=2000, **options) as llm:
                 for warm in range(2):
                     await times(llm, prompt(random.Random(warm), 1400), 8, f"warm{warm}")
-                for kind, lengths in BURSTS.items():
+                for kind, lengths in kinds.items():
                     one = await burst(llm, f"{kind}{number}", lengths)
                     measured[kind].setdefault(name, []).append(one)
     return {
@@ -330,9 +331,10 @@ def chat_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
 def routers_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Measure every router on every trace."""
     figures["routers"] = {}
-    for kind in TRACES:
+    for kind in pick(TRACES, TRACES[:1]):
         measured = {
-            name: asyncio.run(routed(args.model, name, kind, args.requests, args.rate)) for name in ROUTERS
+            name: asyncio.run(routed(args.model, name, kind, args.requests, args.rate))
+            for name in pick(list(ROUTERS), list(ROUTERS)[:1])
         }
         figures["routers"][kind] = measured
         rows = [

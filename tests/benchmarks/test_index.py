@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.benchmarks import smoke_runs
+from tests.benchmarks.smoke import runs
 from tests.docs.pages import ROOT
 
 FOLDER = ROOT / "benchmarks"
@@ -61,4 +61,4 @@ def test_every_result_file_is_in_the_index_once() -> None:
 
 
 def test_every_benchmark_has_a_smoke_run_or_says_what_it_needs() -> None:
-    assert smoke_runs.named_benchmarks() == benchmarks()
+    assert runs.named_benchmarks() == benchmarks()
