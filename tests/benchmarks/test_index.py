@@ -17,6 +17,7 @@ INTERNAL = {
 }
 """Programs that are no benchmark."""
 NOT_MEASURED = "not measured"
+MODULE = re.compile(r"(?<![\w./])benchmarks(?:\.[a-z]\w*)+\b(?!\.json|/)")
 LINK = re.compile(r"\[[^]]*\]\(([^)#]+)[^)]*\)")
 
 
@@ -62,3 +63,13 @@ def test_every_result_file_is_in_the_index_once() -> None:
 
 def test_every_benchmark_has_a_smoke_run_or_says_what_it_needs() -> None:
     assert runs.named_benchmarks() == benchmarks()
+
+
+def test_benchmarks_that_pages_and_scripts_name_exist() -> None:
+    pages = {*ROOT.glob("*.md"), ROOT / "Makefile", *(ROOT / "docs").rglob("*.md"), *FOLDER.rglob("*.py")}
+    pages -= {ROOT / "docs" / "results" / "files.md"}  # quotes result files, with the names of their time
+    named = {name for page in pages for name in MODULE.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 40
+    files = {module(file).removesuffix(".__init__") for file in FOLDER.rglob("*.py")} - {"benchmarks"}
+    missing = {name for name in named if name not in files and name.rpartition(".")[0] not in files}
+    assert not missing
