@@ -20,6 +20,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -185,10 +186,11 @@ def figures(
 
 
 def median(
-    pool: ProcessPoolExecutor, machine: str, seeds: int, system: System, family: str, at_once: int
+    pool: ProcessPoolExecutor | None, machine: str, seeds: int, system: System, family: str, at_once: int
 ) -> dict[str, float]:
-    """Return medians over seeds."""
-    measured = list(pool.map(partial(simulate, machine, system, family, at_once), range(seeds)))
+    """Return medians over seeds, which run in this process if there is no pool."""
+    apply = pool.map if pool else map
+    measured = list(apply(partial(simulate, machine, system, family, at_once), range(seeds)))
     return {key: float(np.median([one[key] for one in measured])) for key in measured[0]}
 
 
@@ -246,7 +248,7 @@ def main() -> None:
     args = parse(parser, seeds=1, at_once=2, sweep=[1])
     result: dict[str, Any] = {"families": {}, "ablation": {}, "interaction": {}, "sweep": []}
     settings = {**vars(args), "costs": MACHINES[args.machine]().note, "requests": REQUESTS, "time": "virtual"}
-    with ProcessPoolExecutor(args.processes) as pool:
+    with ProcessPoolExecutor(args.processes) if args.processes > 1 else nullcontext() as pool:
         run = partial(median, pool, args.machine, args.seeds)
         for family in pick(list(PROMPTS), list(PROMPTS)[:1]):
             measured = {name: run(system, family, args.at_once) for name, system in SYSTEMS.items()}
