@@ -68,7 +68,7 @@ class FakeWorker:
         """Attempt and number of the next token, by request."""
         self._step = step
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, config.worker.encode())
+        self._socket.setsockopt(zmq.IDENTITY, (config.peer or config.worker).encode())
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(config.endpoint)
         loops = [self._receive(), self._report()] + ([self._steps()] if step else [])

@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--outputs", type=int, default=600, help="tokens recorded of each text")
     parser.add_argument("--out", default="star", help="name of the results")
     arguments = parse(
-        parser, seconds=0.3, counts=[1, 2], batched=[1], colocated=[1], keep_warm=[1], outputs=40
+        parser, seconds=1.5, counts=[1, 2], batched=[1], colocated=[1], keep_warm=[1], outputs=40
     )
     with tempfile.TemporaryDirectory() as folder:
         figures = sweep(arguments, Path(folder))

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="of the inflated draft")
     parser.add_argument("--outputs", type=int, default=600, help="tokens recorded of each text")
     parser.add_argument("--out", default="star_hosts", help="name of the results")
-    arguments = parse(parser, seconds=0.3, counts=[1], delays=[0.0], outputs=40)
+    arguments = parse(parser, seconds=1.5, counts=[1], delays=[0.0], outputs=40)
     verify = json.loads((RESULTS / "star.json").read_text())["settings"]["verify_seconds"]
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:

@@ -29,6 +29,8 @@ from benchmarks.robustness.hostile_inputs import INPUTS, Statuses, Target
 
 EVERY = 0.005
 """Seconds between two requests of the probe."""
+READY = "ready"
+"""The probe's first line, when it begins."""
 
 STALL_MS, RSS_MB = 100.0, 600.0
 """The goals: the increase of the p99.9 of /health over that without attack, and the peak memory."""
@@ -61,12 +63,14 @@ def server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], Target]]:
 
 
 def probe(host: str, port: int) -> None:
-    """Request /health until standard input ends; then print the latencies, in milliseconds, as JSON."""
+    """Say that it is connected; request /health until standard input ends; then print the latencies, in
+    milliseconds, as JSON."""
     done = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
     latencies: list[float] = []
     question = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection((host, port), timeout=120) as client:
+        print(READY, flush=True)
         while not done.is_set():
             start = time.perf_counter()
             client.sendall(question)
@@ -85,7 +89,8 @@ def probing(target: Target, figures: dict[str, Any]) -> Iterator[None]:
     module = "benchmarks.robustness.hostile"
     command = [sys.executable, "-m", module, "--probe", target.host, str(target.port)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    time.sleep(1.0)  # the probe's start-up is not part of the attack
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == READY  # the probe's start-up is not part of the attack
     yield
     printed, _ = process.communicate("")
     latencies = sorted(json.loads(printed))
@@ -117,13 +122,13 @@ def attacked(
     figures: dict[str, Any] = {}
     statuses: Statuses = Counter()
     reset_peak(process)
-    end = time.monotonic() + seconds + 1.0
 
     def repeat(send: Callable[[Target], Statuses]) -> None:
         while time.monotonic() < end:
             statuses.update(send(target))
 
     with probing(target, figures):
+        end = time.monotonic() + seconds
         threads = [threading.Thread(target=repeat, args=(send,)) for send in sends]
         for thread in threads:
             thread.start()
