@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.options import parse, pick
+from benchmarks.options import parse
 from benchmarks.papers.pairs import interval
 from benchmarks.papers.pairs_live import serving, times
 from benchmarks.report import PACKAGED_PAIR, table, write
@@ -81,11 +81,6 @@ def accepted(llm: AsyncLLM) -> int:
     return report.speculation.accepted if report and report.speculation else 0
 
 
-def half(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a smoke run: with half the workers."""
-    return {name: value // 2 if name in ("pairs", "workers") else value for name, value in options.items()}
-
-
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the results of all rounds, which are also written after each of them."""
     figures: dict[str, Any] = {}
@@ -93,10 +88,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         running = {
             name: await stack.enter_async_context(
-                serving(
-                    args.model,
-                    **{"draft": "auto", "threads": 1, "num_blocks": 2000} | pick(options, half(options)),
-                )
+                serving(args.model, **{"draft": "auto", "threads": 1, "num_blocks": 2000} | options)
             )
             for name, options in SYSTEMS.items()
         }
