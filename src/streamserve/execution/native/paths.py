@@ -31,7 +31,7 @@ measurement counts, because disturbances only take time."""
 
 ATTAINED = {Path.AMX: 0.75, Path.AVX512_BF16: 0.95, Path.AVX512: 0.85, Path.AVX2: 0.85}
 """The share of the multipliers' rate that a path's kernel reaches in products of 512 rows with bf16 weights,
-measured by benchmarks/widths.py."""
+measured by benchmarks/kernels/widths.py."""
 
 MARGIN = 0.9
 """A newer path is taken if it has at least this share of the fastest path's speed, because the integer

@@ -1,0 +1,1 @@
+"""The packaged model: quality, formats, installation, start of workers."""

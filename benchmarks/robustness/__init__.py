@@ -1,0 +1,1 @@
+"""Effect of hostile clients, processor quotas and faults of machines."""

@@ -1,0 +1,1 @@
+"""Speculation compared with plain decoding, its profiles and its recorded acceptance."""

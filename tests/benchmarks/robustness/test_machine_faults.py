@@ -1,0 +1,16 @@
+"""A trial of a machine's fault; apart from other smoke runs, since it depends on the campaigns of tests."""
+
+import pytest
+
+from benchmarks.robustness import machine_faults
+from tests.benchmarks.conftest import Smoke
+from tests.cluster.namespaces import why_no_wire
+from tests.conftest import Scale
+
+
+def test_a_smoke_run(smoke: Smoke, scale: Scale) -> None:
+    if not scale.full:
+        pytest.skip("with --full: starts servers on several machines")
+    if reason := why_no_wire():
+        pytest.skip(reason)
+    assert "machine_faults.json" in smoke(machine_faults)
