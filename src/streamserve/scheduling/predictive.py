@@ -15,7 +15,7 @@ class Predictive:
     candidate where it finishes first.
 
     * TTFT: the prefill of the prompt's uncached tokens, after the queued prompts that can still be in time
-      (workers put off late ones). The part of these that is already computed is subtracted.
+      (workers put off late ones). The part of the queued prompts that is already computed is subtracted.
     * TPOT: a decode step of all sequences that decode there or will, this request included, divided by the
       present speedup of speculation there.
     * A candidate whose free KV is too small for the request, or whose sequence slots are taken, counts as

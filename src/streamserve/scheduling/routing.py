@@ -65,8 +65,8 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
 class RouteCandidate(msgspec.Struct, frozen=True):
     """A prefill worker and a decode worker for a request. `cached` is the number of the prompt's tokens in
-    the prefill worker's prefix cache. `pending` of these are not there yet: they are being computed for
-    another request."""
+    the prefill worker's prefix cache. It includes `pending` tokens that are still being computed for another
+    request."""
 
     prefill: WorkerLoad
     decode: WorkerLoad

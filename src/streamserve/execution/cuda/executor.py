@@ -71,8 +71,8 @@ class _Decoded:
 
 
 class StepRunner(Protocol):
-    """What an executor needs of its runner: Runner, or where a model has several ranks LeadingRunner
-    (cuda/ranks.py). The methods are those of Runner."""
+    """The runner of an executor: a Runner or, for a model with several ranks, a LeadingRunner
+    (cuda/ranks.py). See Runner for the methods."""
 
     waits: int
 

@@ -1,4 +1,4 @@
-"""Loaded adapters and those of a step, as both the kernels and plain torch read them."""
+"""Loaded adapters and the adapters of a step, as both the kernels and plain torch read them."""
 
 import ctypes
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Check that the structures and enums of a loaded library are those that Python writes.
+"""Check that the structures and enums of a loaded library match Python's.
 
 ctypes does not know the library's headers: after a change of one side, the kernels would read a field from
-the bytes of another one. The library therefore describes its structures (cpp/abi.cpp), and one that differs
-is refused.
+the bytes of another one. The library therefore describes its structures (cpp/abi.cpp), and a library that
+differs is refused.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ SIZE = "size"
 """The entry of a structure that has its size."""
 
 Table = dict[str, dict[str, str]]
-"""What Python and the library must agree about, by structure or enum and by field or value: where the field
-is, which number the value has."""
+"""The layout that Python and the library must agree about. By structure or enum, then by field or value: the
+field's place, or the value's number."""
 
 
 class LibraryMismatch(CheckpointError):
-    """Kernels that do not fit to the Python files that call them. The message names the first difference."""
+    """The kernels do not match the Python files that call them. The message names the first difference."""
 
 
 def check(
