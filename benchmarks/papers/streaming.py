@@ -335,6 +335,8 @@ PARTS = (
     "append", "update", "append-pressure", "update-pressure", "append-profiles", "update-profiles",
     "update-tight",
 )  # fmt: skip
+SERVED = ("unknown",)
+"""The model of a server that is given by its URL."""
 COUNTS = {
     "append": 1500, "append-pressure": 2000, "append-profiles": 1000,
     "update": 500, "update-pressure": 500, "update-profiles": 300, "update-tight": 40,
@@ -417,7 +419,7 @@ def main() -> None:
             else {kind: TRACES[kind](count, args.seed, args.scale) for kind in TRACES if kind in args.parts}
         )
         file = "-".join(["streaming-live", *(traces if len(traces) == 1 else [])])
-        done = partial(write, file, settings)
+        done = partial(write, file, settings, models=SERVED)
         live_results = asyncio.run(over_http(args.live, args.arrival, traces, done))
         show(live_results)
         plot(live_results, results_folder() / f"{file}.png")

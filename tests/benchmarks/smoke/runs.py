@@ -1,8 +1,8 @@
 """Smoke runs: every benchmark executes its whole code path with `--smoke`, with the fewest counts.
 
 Small runs contain the benchmarks that need no server: simulations, kernels, and engines in this process.
-Benchmarks with servers, workers or machines run with `--full`. Where a benchmark needs other engines, a GPU,
-a wheel or a running server, only its command line is parsed.
+Benchmarks with servers, workers or machines run with `--full`. Where a benchmark needs other engines, a GPU
+or a wheel, only its command line is parsed.
 """
 
 IN_PROCESS = {
@@ -63,13 +63,13 @@ COMMAND_LINE_ONLY = {
     "benchmarks.kernels.gpu": "a GPU",
     "benchmarks.kernels.packaged_kernels": "a wheel",
     "benchmarks.packaged.first_hour": "a wheel, and downloads",
-    "benchmarks.papers.streaming_evictions": "a running server",
 }
 """What these need; their command lines are parsed here."""
 
 SEPARATE_TESTS = {
     "engines.peers_speculation": "reports given rounds: measuring needs other engines",
     "kernels.mixture": "writes a mixture: comparing it needs llama.cpp",
+    "papers.streaming_evictions": "runs with `--full` against a server",
     "robustness.machine_faults": "runs with `--full`, where network namespaces are permitted",
     "robustness.quota": "runs with `--full`, where control groups can be made",
 }

@@ -12,7 +12,9 @@ from benchmarks import options
 from benchmarks.engines import peers_speculation
 from benchmarks.kernels import mixture
 from benchmarks.overhead import fleet_scale
+from benchmarks.papers import streaming, streaming_evictions
 from benchmarks.robustness import quota
+from benchmarks.robustness.hostile import server
 from streamserve import embedded
 from tests.benchmarks.conftest import Smoke
 from tests.benchmarks.smoke.runs import COMMAND_LINE_ONLY, IN_PROCESS, LONG, WITH_NAMESPACES
@@ -53,6 +55,16 @@ def test_a_smoke_run_under_a_quota(smoke: Smoke, scale: Scale) -> None:
     if not os.access("/sys/fs/cgroup", os.W_OK):
         pytest.skip("control groups cannot be made here")
     assert "quota.json" in smoke(quota, "--model embedded")
+
+
+def test_prompt_streams_against_a_server(smoke: Smoke, scale: Scale) -> None:
+    if not scale.full:
+        pytest.skip("with --full: starts a server")
+    flags = ["--draft", "none", "--num-blocks", "300", "--max-model-len", "4096", "--swap-space", "0.2"]
+    with server(*flags) as (_, target):
+        url = f"http://{target.host}:{target.port}"
+        assert "streaming-live-evictions.json" in smoke(streaming_evictions, url)
+        assert "streaming-live-append.json" in smoke(streaming, f"--live {url} --scale 0.01")
 
 
 def test_a_mixture_is_written(smoke: Smoke) -> None:
