@@ -56,7 +56,8 @@ def test_it_is_one_error_and_the_others_go_on(server: Served) -> None:
     for reply in replies[1::2]:
         assert reply.status_code == 500
         assert "not finite" in reply.json()["error"]["message"]
-    until(lambda: server.metric("corrupted_requests_total") == before + len(replies[1::2]))
+    # At least: reports of what an earlier test did may arrive after `before` was read.
+    until(lambda: server.metric("corrupted_requests_total") >= before + len(replies[1::2]))
     assert "vllm:corrupted_requests_total" in server.http.get("/metrics").text
     assert server.http.get("/health").status_code == 200
 

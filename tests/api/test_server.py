@@ -23,12 +23,12 @@ from streamserve.api.app import create_app
 from streamserve.api.http.server import bind, serve
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 
 async def slow(prompt, params):
     for index in range(params.max_tokens):
         await asyncio.sleep(0.05)
-        yield Delta(0, "x", (72,), finish="length" if index + 1 == params.max_tokens else None)
+        yield ChoiceDelta(0, "x", (72,), finish="length" if index + 1 == params.max_tokens else None)
     yield Usage(len(prompt), params.max_tokens)
 
 async def main():

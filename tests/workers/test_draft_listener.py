@@ -15,7 +15,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from streamserve.protocol.curve import KeyPair, write_key_pair
+from streamserve.protocol.curve import KeyPair, parse_endpoint, write_key_pair
 from streamserve.protocol.drafting import DRAFT_VERSION, Hello, encode
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.workers.draft_listener import (
@@ -27,7 +27,9 @@ from streamserve.workers.draft_listener import (
     ReceivedMessage,
 )
 from streamserve.workers.draft_worker import listen
+from streamserve.workers.plain_connection import HANDSHAKE_SECONDS
 from streamserve.workers.plain_listener import MAX_HELD_BYTES, PlainListener
+from streamserve.workers.zmtp import COMMAND, frame
 from tests.conftest import Scale
 from tests.fuzz.zmtp import BODIES, INVALID_OPENINGS, handshakes, shake_hands
 
@@ -322,7 +324,7 @@ def test_unfinished_messages_of_all_connections_together_are_bounded(listener: D
             send_while(listener, connection, unfinished)
         texts = failures(listener)
         assert len(texts) >= 2
-        assert set(texts) == {"a connection held too much of an unfinished message"}
+        assert set(texts) == {"a connection held part of an unfinished message for too long"}
         assert receive_until_honest(listener)
 
 
@@ -339,3 +341,77 @@ def test_a_client_that_does_not_read_makes_answers_drop(listener: DraftListener)
         tracemalloc.stop()
         assert peak < 16 << 20
         assert receive_until_honest(listener)
+
+
+def test_a_flood_of_commands_ends_its_connection_and_delays_nobody(listener: DraftListener) -> None:
+    """Commands are no messages, so no rate limit counts them."""
+    for command in (frame(b"\x04PING\0\0", COMMAND), b"\x04\x00"):
+        with contextlib.ExitStack() as stack:
+            flooding = []
+            for _ in range(20):
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", port(listener))))
+                shake_hands_while(listener, connection)
+                connection.sendall(command * 8192)
+                flooding.append(connection)
+            receive_until_honest(listener)
+            assert all(ended_by_peer(connection) for connection in flooding)
+
+
+def test_what_arrived_in_time_is_read_before_deadlines_are_applied(listener: DraftListener) -> None:
+    """The thread may have been held up for longer than a handshake may take."""
+    with connect_and_send(listener, b"") as connection:
+        assert wait(listener, 5.0)
+        assert not list(listener.receive())
+        connection.sendall(handshakes()["ZMTP 3.1"])
+        time.sleep(HANDSHAKE_SECONDS + 1.0)
+        assert [message.data for message in messages(listener)] == [b"abc"]
+
+
+def test_clients_of_whole_messages_go_on_beside_many_unfinished_ones(listener: DraftListener) -> None:
+    """Each of many connections holds little, and none of them finishes: the oldest are closed."""
+    part = b"\x02" + (200_000).to_bytes(8, "big") + bytes(160_000)
+    with contextlib.ExitStack() as stack, zmq.Context() as context, context.socket(zmq.DEALER) as honest:
+        for _ in range(MAX_HELD_BYTES // 160_000 + 10):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port(listener))))
+            shake_hands_while(listener, connection)
+            send_while(listener, connection, part)
+        assert failures(listener, 5)
+        honest.setsockopt(zmq.LINGER, 0)
+        honest.connect(listener.address)
+        whole = bytes(2 << 20)
+        honest.send(whole)
+        assert [message.data for message in messages(listener)] == [whole]
+
+
+def test_a_new_client_takes_the_place_of_a_silent_one() -> None:
+    listener = PlainListener(parse_endpoint("tcp://127.0.0.1:0"), max_connections=3)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        first, silent, third = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", port(listener)))) for _ in range(3)
+        )
+        for connection in (first, silent, third):
+            shake_hands_while(listener, connection)
+        for connection in (first, third):
+            connection.sendall(b"\x00\x01a")
+            assert len(messages(listener)) == 1
+        late = stack.enter_context(socket.create_connection(("127.0.0.1", port(listener))))
+        assert failures(listener) == ["a silent connection was closed for a new one"]
+        assert ended_by_peer(silent)
+        late.sendall(handshakes()["ZMTP 3.1"])
+        assert [message.data for message in messages(listener)] == [b"abc"]
+        first.sendall(b"\x00\x01b")
+        assert [message.data for message in messages(listener)] == [b"b"]
+
+
+def ended_by_peer(connection: socket.socket) -> bool:
+    """Return whether the peer has closed a connection, after at most 5 seconds."""
+    connection.settimeout(5.0)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True

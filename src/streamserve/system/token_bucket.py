@@ -14,14 +14,14 @@ class TokenBucket:
         in place of the bucket's."""
         rate = self.rate if rate is None else rate
         self.level = min(self.burst, self.level + max(0.0, now - self._at) * rate)
-        self._at = now
+        self._at = max(self._at, now)
         missing = min(amount, self.burst) - self.level
         return 0.0 if missing <= 0.0 else missing / max(rate, 1e-9)
 
     def spend(self, amount: float, now: float) -> bool:
         """Subtract `amount`; return False, and subtract nothing, if there is not enough."""
         self.wait(amount, now)
-        if amount > self.level:
+        if amount > self.level + 1e-9 * self.burst:  # rounding: the time that `wait` returned must suffice
             return False
         self.level -= amount
         return True

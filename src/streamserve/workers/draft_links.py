@@ -25,9 +25,7 @@ QUEUED_IN, QUEUED_OUT = 32, 64
 fails."""
 RECONNECT_SECONDS, RECONNECT_MAX_SECONDS = 0.05, 1.0
 """Pause before the first attempt to reconnect, and the longest pause; each is twice the one before."""
-FIRST_HANDSHAKE_SECONDS = 0.1
-"""Time that a new link waits for its handshake, so that the first request finds a service that runs."""
-MAX_CHUNKS = 64
+MAX_CHUNKS = 40
 """Chunks that one call reads from a service, so that its other work is not delayed."""
 
 
@@ -39,8 +37,13 @@ class DraftLink(Protocol):
     def pollable(self) -> "zmq.Socket[bytes] | int":
         """What becomes readable when a message arrives."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether there may be messages that have arrived although `pollable` is not readable."""
+
     def receive(self) -> Iterator[bytes | memoryview]:
-        """Yield the messages that have arrived."""
+        """Yield the messages that have arrived. Raises ProtocolError if the service breaks the protocol; the
+        connection is closed then."""
 
     def send(self, data: bytes) -> bool:
         """Send a message; return False if the service is not connected or does not read."""
@@ -49,10 +52,13 @@ class DraftLink(Protocol):
         """Close the connection after at most `linger` milliseconds for what is not sent yet."""
 
 
-def open_link(context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, own: KeyPair | None) -> DraftLink:
-    """Return the link to the service at `endpoint`; `own` is the key pair of this target."""
+def open_link(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, own: KeyPair | None, wait: float = 0.0
+) -> DraftLink:
+    """Return the link to the service at `endpoint`; `own` is the key pair of this target. Wait up to `wait`
+    seconds for a handshake without keys. Raises OSError if the process has no descriptor left."""
     if endpoint.server_key is None:
-        return PlainLink(endpoint)
+        return PlainLink(endpoint, wait)
     assert own is not None, "the settings require a key for an endpoint with a key"
     return KeyedLink(context, endpoint, endpoint.server_key, own)
 
@@ -73,12 +79,17 @@ class KeyedLink:
             zmq.RECONNECT_IVL: int(1000 * RECONNECT_SECONDS),
             zmq.RECONNECT_IVL_MAX: int(1000 * RECONNECT_MAX_SECONDS),
             zmq.HEARTBEAT_IVL: HEARTBEAT_MILLISECONDS,
+            zmq.IPV6: int(":" in endpoint.host),
         }.items():
             self.pollable.setsockopt(option, value)
         self.pollable.setsockopt(zmq.CURVE_SERVERKEY, server_key)
         self.pollable.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
         self.pollable.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
         self.pollable.connect(endpoint.address)
+
+    @property
+    def pending(self) -> bool:
+        return False  # libzmq keeps the socket readable
 
     def receive(self) -> Iterator[bytes | memoryview]:
         with contextlib.suppress(zmq.Again):
@@ -97,9 +108,10 @@ class KeyedLink:
 
 
 class PlainLink:
-    """A TCP connection to a service of this machine, without keys."""
+    """A TCP connection to a service of this machine, without keys. `wait`: seconds that the constructor waits
+    for the first handshake, so that a service that runs is used from the first request."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, wait: float = 0.0) -> None:
         host = endpoint.host.strip("[]")
         self._address = (host, endpoint.port)
         self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -109,10 +121,12 @@ class PlainLink:
         self._connect_at, self._pause = 0.0, RECONNECT_SECONDS
         self._shake_until = 0.0
         """When the connection is closed unless it has shaken hands."""
-        deadline = time.monotonic() + FIRST_HANDSHAKE_SECONDS
-        while not self._shaken and (left := deadline - time.monotonic()) > 0:
-            for _ in self._messages(wait=left):  # it sends nothing before it has received a Hello
-                pass
+        self.pending = False
+        deadline = time.monotonic() + wait
+        self._connect(time.monotonic())
+        with contextlib.suppress(ProtocolError):
+            while self._connection and not self._shaken and (left := deadline - time.monotonic()) > 0:
+                next(self._messages(wait=left), None)  # it sends nothing before it has received a Hello
 
     @property
     def _shaken(self) -> bool:
@@ -124,26 +138,28 @@ class PlainLink:
     def _messages(self, wait: float) -> Iterator[bytes]:
         """Connect if it is time, and yield what arrives; wait up to `wait` seconds for the first byte."""
         self._connect(now := time.monotonic())
+        self.pending = True
         for _ in range(MAX_CHUNKS):
             if (connection := self._connection) is None:
-                return
+                break
             try:
                 yield from connection.reader.messages()
             except ProtocolError:
                 self._drop()
-                return
+                raise
             if connection.reader.shaken:
                 self._pause = RECONNECT_SECONDS
             elif now >= self._shake_until:
                 self._drop()
-                return
+                break
             if not self._selector.select(wait):
-                return
+                break
             wait = 0.0
             if not connection.read():
                 self._drop()
-                return
+                break
             self._flush(connection)
+        self.pending = False  # not reached when the caller takes only some of the messages
 
     def send(self, data: bytes) -> bool:
         connection = self._connection
@@ -155,6 +171,7 @@ class PlainLink:
     def close(self, linger: int = 0) -> None:
         if self._connection is not None:
             deadline = time.monotonic() + linger / 1000
+            self._selector.modify(self._connection.socket, selectors.EVENT_WRITE)
             with contextlib.suppress(OSError):
                 while self._connection.flush() and time.monotonic() < deadline:
                     self._selector.select(max(0.0, deadline - time.monotonic()))
@@ -168,7 +185,10 @@ class PlainLink:
         self._connect_at = now + self._pause
         self._pause = min(2 * self._pause, RECONNECT_MAX_SECONDS)
         self._shake_until = now + HANDSHAKE_SECONDS
-        stream = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            stream = socket.socket(self._family, socket.SOCK_STREAM)
+        except OSError:  # no descriptor is left: try again later
+            return
         stream.setblocking(False)
         try:
             stream.connect(self._address)

@@ -70,7 +70,9 @@ class StepJournal:
     @signs.setter
     def signs(self, signs: Signs) -> None:
         with self._reading:
-            self._signs, self._seen = signs, None
+            self._signs = signs
+            # What happens from now on is progress, also before the next sign of life.
+            self._seen = (signs.progress(), signs.compiled(), self._writer.number)
 
     def note(self, message: ToEngine) -> None:
         """Record that a message is about to be processed, with the attempt to which it belongs."""

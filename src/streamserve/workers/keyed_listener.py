@@ -42,6 +42,7 @@ class KeyedListener:
         self._names = {key.hex(): name for key, name in clients.items()}
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, int(":" in endpoint.host))
         self._socket.setsockopt(zmq.MAXMSGSIZE, CLOSE_BYTES)
         self._socket.setsockopt(zmq.RCVHWM, QUEUED_IN)
         self._socket.setsockopt(zmq.SNDHWM, QUEUED_OUT)

@@ -9,6 +9,8 @@ TCP flow control holds its client back.
 """
 
 import errno
+import os
+import resource
 import selectors
 import socket
 import time
@@ -27,10 +29,16 @@ from streamserve.workers.plain_connection import HANDSHAKE_SECONDS, PlainConnect
 from streamserve.workers.zmtp import FrameReader, ProtocolError, frame
 
 MAX_HELD_BYTES = 64 << 20
-"""Received bytes of unfinished messages, of all connections. Beyond it the connection with most is closed."""
+"""Received bytes of all connections that are not processed. Beyond it, the connection whose message is
+unfinished for longest is closed."""
+MESSAGE_SECONDS = 10.0
+"""Time from the first byte of a message after which its connection is closed unless it is complete."""
+SWEEP_SECONDS = 1.0
+MAX_CONNECTIONS = 1024
+"""Open connections. For one more, a silent one is closed."""
 BACKLOG = 1024
 """Connections that wait to be accepted. The kernel may allow fewer."""
-ACCEPTED_AT_ONCE = 128
+ACCEPTED_AT_ONCE = 32
 ACCEPT_PAUSE_SECONDS = 0.1
 """Time without new connections after the process ran out of file descriptors."""
 NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -39,38 +47,47 @@ NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 class ConnectedTarget(PlainConnection):
     """The connection of a client."""
 
-    def __init__(self, stream: socket.socket, peer: bytes) -> None:
+    def __init__(self, stream: socket.socket, peer: bytes, now: float) -> None:
         super().__init__(stream, FrameReader(CLOSE_BYTES))
         self.peer = peer
         self.held = 0
         """Bytes that the reader held when the listener last counted them."""
+        self.heard_at = now
+        """When its last message was complete; at first, when it was accepted."""
+        self.spoke = False
+        self.unfinished_since: float | None = now
+        """Since when its handshake, or a message, is unfinished; None if neither is."""
 
 
 class PlainListener:
-    """Listens at `endpoint`, a loopback address. Raises OSError if the address cannot be used."""
+    """Listens at `endpoint`, a loopback address, with at most `max_connections`, and at most half of the
+    process's file descriptors. Raises OSError if the address cannot be used."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, max_connections: int = MAX_CONNECTIONS) -> None:
         host = endpoint.host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._listening = socket.create_server((host, endpoint.port), family=family, backlog=BACKLOG)
         except OSError as error:
-            raise OSError(error.errno, f"cannot listen at {endpoint.address}: {error.strerror}") from error
+            # The text of an address in use repeats the address.
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise OSError(error.errno, f"cannot listen at {endpoint.address}: {reason}") from error
         self._listening.setblocking(False)
         self.address = f"tcp://{endpoint.host}:{self._listening.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self.pollable: Sequence[int] = (self._selector.fileno(),)
         self._connections: dict[bytes, ConnectedTarget] = {}
-        self._handshakes: deque[tuple[float, bytes]] = deque()
-        """When each new client must have shaken hands, the oldest first."""
         self._unread: deque[ConnectedTarget] = deque()
         """Connections that may have a complete message."""
         self._ended: deque[Failure | Disconnected] = deque()
         self._accepted = 0
         self._held = 0
         """Bytes that all readers hold."""
-        self._accept_at: float | None = 0.0
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._accept_at: float | None = None
         """When to accept connections again; None while they are accepted."""
+        self._sweep_at = 0.0
+        self._max_connections = min(max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
     @property
     def pending(self) -> bool:
@@ -78,16 +95,17 @@ class PlainListener:
 
     def receive(self) -> Iterator[ReceivedMessage]:
         now = time.monotonic()
-        self._close_late(now)
         self._read_ready(now)
         for _ in range(MAX_MESSAGES_AT_ONCE):
             if not self._unread:
-                return
+                break
             connection = self._unread.popleft()
-            body = self._next_message(connection)
+            body = self._next_message(connection, now)
             if body is not None:
                 self._unread.append(connection)  # after the others: each connection gets its turn
                 yield ReceivedMessage(connection.peer, len(body), data=body)
+        # Only now: after a pause of this thread, what had arrived in time has been read.
+        self._close_late(now)
 
     def ended(self) -> Iterator[Failure | Disconnected]:
         for _ in range(min(len(self._ended), MAX_MESSAGES_AT_ONCE)):
@@ -126,12 +144,14 @@ class PlainListener:
                 stream, _ = self._listening.accept()
                 stream.setblocking(False)
                 self._accepted += 1
-                peer = self._accepted.to_bytes(8, "big")
-                connection = ConnectedTarget(stream, peer)
+                connection = ConnectedTarget(stream, self._accepted.to_bytes(8, "big"), now)
                 self._selector.register(stream, selectors.EVENT_READ, connection)
                 self._connections[connection.peer] = connection
-                self._handshakes.append((now + HANDSHAKE_SECONDS, peer))
                 self._flush(connection)
+                if len(self._connections) > self._max_connections:
+                    # One that never sent a message, if there is one; of these, the one silent for longest.
+                    silent = min(self._connections.values(), key=lambda each: (each.spoke, each.heard_at))
+                    self._fail(silent, "a silent connection was closed for a new one")
         except BlockingIOError:
             return
         except OSError as error:
@@ -140,11 +160,24 @@ class PlainListener:
                 self._accept_at = now + ACCEPT_PAUSE_SECONDS
 
     def _close_late(self, now: float) -> None:
-        while self._handshakes and self._handshakes[0][0] <= now:
-            _, peer = self._handshakes.popleft()
-            connection = self._connections.get(peer)
-            if connection is not None and not connection.reader.shaken:
-                self._fail(connection, "a connection did not finish its handshake in time")
+        """Every second, close the connections whose handshake or message is unfinished for too long."""
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + SWEEP_SECONDS
+        for connection in self._unfinished():
+            seconds = MESSAGE_SECONDS if connection.reader.shaken else HANDSHAKE_SECONDS
+            if now - (connection.unfinished_since or now) >= seconds:
+                what = "a message" if connection.reader.shaken else "its handshake"
+                self._fail(connection, f"a connection did not finish {what} in time")
+
+    def _unfinished(self) -> list[ConnectedTarget]:
+        """Return connections with an unfinished handshake or message, and without a complete message."""
+        unread = {connection.peer for connection in self._unread}
+        return [
+            each
+            for each in self._connections.values()
+            if each.unfinished_since is not None and each.peer not in unread
+        ]
 
     def _read(self, connection: ConnectedTarget) -> None:
         if connection.peer not in self._connections:  # closed by the lines before, in the same round
@@ -154,11 +187,11 @@ class PlainListener:
             return
         self._count(connection)
         self._unread.append(connection)
-        if self._held > MAX_HELD_BYTES:
-            largest = max(self._connections.values(), key=lambda each: each.held)
-            self._fail(largest, "a connection held too much of an unfinished message")
+        if self._held > MAX_HELD_BYTES and (unfinished := self._unfinished()):
+            oldest = min(unfinished, key=lambda each: each.unfinished_since or 0.0)
+            self._fail(oldest, "a connection held part of an unfinished message for too long")
 
-    def _next_message(self, connection: ConnectedTarget) -> bytes | None:
+    def _next_message(self, connection: ConnectedTarget, now: float) -> bytes | None:
         """Take the next complete message of a connection, if there is one."""
         if connection.peer not in self._connections:
             return None
@@ -168,6 +201,12 @@ class PlainListener:
             self._fail(connection, f"a connection violated the protocol: {error}")
             return None
         self._count(connection)
+        if body is not None:
+            connection.spoke = True
+            connection.heard_at = now
+        if connection.reader.shaken:
+            begun = connection.unfinished_since if body is None else None
+            connection.unfinished_since = (begun or now) if connection.held else None
         self._flush(connection)
         return body
 

@@ -30,9 +30,12 @@ from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_
 from streamserve.protocol.drafting import MAX_REPLY_BYTES, decode_to_target, encode
 from streamserve.protocol.reports import RemoteReport
 from streamserve.workers.draft_links import DraftLink, open_link
+from streamserve.workers.zmtp import ProtocolError
 
 logger = logging.getLogger(__name__)
 
+FIRST_HANDSHAKE_SECONDS = 0.1
+"""Time that each link may take for its handshake at the start."""
 MAX_MESSAGES_AT_ONCE, MAX_BYTES_AT_ONCE = 64, 2 * MAX_REPLY_BYTES
 """Limits of the messages, and of their bytes, that are read from a service before the engine continues."""
 
@@ -70,7 +73,7 @@ class RemoteDrafter:
         self._links: list[DraftLink | None] = [None for _ in endpoints]
         """The connection to each service; None while the service is on probation."""
         for number in range(len(endpoints)):
-            self._connect(number)
+            self._connect(number, FIRST_HANDSHAKE_SECONDS)
         self.client = DraftClient(identity, [endpoint.address for endpoint in endpoints], seed, models)
         self.waiting = Waiting()
         self._collected: float | None = None
@@ -179,18 +182,26 @@ class RemoteDrafter:
 
     def _receive(self, seconds: float) -> None:
         """Process received messages; wait up to `seconds` for the first message."""
-        if seconds:
+        if seconds and not any(link is not None and link.pending for link in self._links):
             self._poller.poll(max(0, round(seconds * 1000)))
         for number, link in enumerate(self._links):
             if link is None:
                 continue
-            size = 0
-            for message in islice(link.receive(), MAX_MESSAGES_AT_ONCE):
-                size += len(message)
-                self._hear(number, message)
-                # A service on probation has no link any more: the rest of its messages is not even read.
-                if size >= MAX_BYTES_AT_ONCE or self._links[number] is not link:
-                    break
+            try:
+                self._receive_from(number, link)
+            except ProtocolError as error:
+                self.client.reject(number, "unreadable", str(error), time.monotonic())
+                self._reconnect(time.monotonic())
+
+    def _receive_from(self, number: int, link: DraftLink) -> None:
+        """Process a limited number of messages of a service."""
+        size = 0
+        for message in islice(link.receive(), MAX_MESSAGES_AT_ONCE):
+            size += len(message)
+            self._hear(number, message)
+            # A service on probation has no link any more: the rest of its messages is not even read.
+            if size >= MAX_BYTES_AT_ONCE or self._links[number] is not link:
+                break
 
     def _hear(self, number: int, data: bytes | memoryview) -> None:
         """Process a message of service `number`, valid or not."""
@@ -228,7 +239,11 @@ class RemoteDrafter:
             if link is not None and not link.send(encode(out.message)):
                 self.client.unreachable(out.link, time.monotonic())
 
-    def _connect(self, number: int) -> None:
-        link = open_link(self._context, self._endpoints[number], self._own)
+    def _connect(self, number: int, wait: float = 0.0) -> None:
+        try:
+            link = open_link(self._context, self._endpoints[number], self._own, wait)
+        except (OSError, zmq.ZMQError) as error:  # no descriptor is left: it is tried again
+            logger.warning("cannot connect to a draft service: %s", error)
+            return
         self._links[number] = link
         self._poller.register(link.pollable, zmq.POLLIN)

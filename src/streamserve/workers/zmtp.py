@@ -18,10 +18,13 @@ GREETING = SIGNATURE + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 VERSION, MECHANISM = slice(10, 11), slice(12, 32)
 MAX_COMMAND_BYTES = 512
 """Bytes of a command. READY of libzmq has at most 300: a type, and an identity of up to 255 bytes."""
+MAX_COMMANDS = 256
+"""Commands in the bytes that one `feed` adds. libzmq sends a PING at most every few milliseconds."""
 MAX_CONTEXT_BYTES = 16
 """Bytes of a PING's context, which PONG returns."""
-PEERS = {b"ROUTER": (b"DEALER", b"REQ", b"ROUTER"), b"DEALER": (b"ROUTER", b"REP", b"DEALER")}
-"""The socket types that each socket type may talk to."""
+PEERS = {b"ROUTER": (b"DEALER", b"REQ", b"ROUTER"), b"DEALER": (b"ROUTER",)}
+"""The socket types that each socket type may talk to here. A DEALER must not talk to a DEALER: it may be
+itself, as TCP can connect a socket to itself while nothing listens at a port."""
 
 
 class ProtocolError(Exception):
@@ -59,6 +62,8 @@ class FrameReader:
         self._peers = PEERS[own]
         self._held = bytearray()
         self._greeted = False
+        self._commands = 0
+        """Commands since the last `feed`."""
 
     @property
     def held(self) -> int:
@@ -68,6 +73,7 @@ class FrameReader:
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
         self._held += data
+        self._commands = 0
 
     def messages(self) -> Iterator[bytes]:
         """Yield the complete messages. Raises ProtocolError, after which the connection must be closed."""
@@ -119,7 +125,10 @@ class FrameReader:
 
     def _obey(self, body: bytes) -> None:
         """Process a command. Unknown ones are ignored, as ZMTP demands."""
-        name, rest = body[1 : 1 + body[0]] if body else b"", body[1 + body[0] :] if body else b""
+        self._commands += 1
+        if not body or not 0 < body[0] < len(body) + 1 or self._commands > MAX_COMMANDS:
+            raise ProtocolError("too many commands, or one without a name")
+        name, rest = body[1 : 1 + body[0]], body[1 + body[0] :]
         if not self.shaken:
             if name != b"READY" or _properties(rest).get(b"socket-type") not in self._peers:
                 raise ProtocolError("the peer is no socket of a type that fits")
