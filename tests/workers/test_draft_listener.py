@@ -343,7 +343,7 @@ def test_a_client_that_does_not_read_makes_answers_drop(listener: DraftListener)
         assert receive_until_honest(listener)
 
 
-def test_a_flood_of_commands_ends_its_connection_and_delays_nobody(listener: DraftListener) -> None:
+def test_a_flood_of_commands_ends_its_connection_and_delays_no_client(listener: DraftListener) -> None:
     """Commands are no messages, so no rate limit counts them."""
     for command in (frame(b"\x04PING\0\0", COMMAND), b"\x04\x00"):
         with contextlib.ExitStack() as stack:
@@ -367,7 +367,7 @@ def test_what_arrived_in_time_is_read_before_deadlines_are_applied(listener: Dra
         assert [message.data for message in messages(listener)] == [b"abc"]
 
 
-def test_clients_of_whole_messages_go_on_beside_many_unfinished_ones(listener: DraftListener) -> None:
+def test_clients_of_whole_messages_go_on_among_many_unfinished_ones(listener: DraftListener) -> None:
     """Each of many connections holds little, and none of them finishes: the oldest are closed."""
     part = b"\x02" + (200_000).to_bytes(8, "big") + bytes(160_000)
     with contextlib.ExitStack() as stack, zmq.Context() as context, context.socket(zmq.DEALER) as honest:
