@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from setproctitle import getproctitle, setproctitle
@@ -160,6 +161,8 @@ def close_all() -> None:
         _FORKING.clear()
 
 
+ROOT = Path(__file__).parents[1]
+"""Where the forking processes start: the test that needs the first one may have changed the folder."""
 _FORKING: dict[Kind, tuple[subprocess.Popen[bytes] | None, socket.socket]] = {}
 """The forking processes of this one; in a command, the inherited one of its workers."""
 atexit.register(close_all)
@@ -194,7 +197,7 @@ def _forking_process(kind: Kind) -> socket.socket:
             ]  # fmt: skip
             environment = worker_environment() if kind == "workers" else None
             process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment, cwd=ROOT
             )
             theirs.close()
             _FORKING[kind] = process, own
