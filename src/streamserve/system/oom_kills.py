@@ -10,7 +10,8 @@ OomKills = tuple[int, ...]
 
 def oom_kills(root: Path = Path("/")) -> OomKills:
     """Return the counters that can be read. `root` is the folder that contains /proc and /sys."""
-    return tuple(count for file in _files(root) if (count := _count(file)) is not None)
+    # A list first: if gc.get_objects() runs while tuple() reads a generator, tuple() raises SystemError.
+    return tuple([count for file in _files(root) if (count := _count(file)) is not None])
 
 
 def rose(earlier: OomKills, later: OomKills) -> bool:
