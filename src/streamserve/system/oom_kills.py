@@ -10,7 +10,7 @@ OomKills = tuple[int, ...]
 
 def oom_kills(root: Path = Path("/")) -> OomKills:
     """Return the counters that can be read. `root` is the folder that contains /proc and /sys."""
-    # A list first: if gc.get_objects() runs while tuple() reads a generator, tuple() raises SystemError.
+    # A list first: tuple() of a generator raises SystemError if another thread lists all objects meanwhile.
     return tuple([count for file in _files(root) if (count := _count(file)) is not None])
 
 
