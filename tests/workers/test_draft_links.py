@@ -1,9 +1,12 @@
 """The links of a target to draft services that follow ZeroMQ's protocol, or break it."""
 
 import contextlib
+import select
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 import zmq
@@ -129,4 +132,37 @@ def test_a_service_that_does_not_read_makes_sending_fail(impostor: socket.socket
             list(link.receive())
         assert frame(b"x") in connection.recv(4096)
         assert any(not link.send(bytes(1 << 20)) for _ in range(100))
+    link.close()
+
+
+def test_messages_that_were_read_but_not_taken_are_pending(impostor: socket.socket) -> None:
+    """The socket is not readable for them: the next poll must not wait."""
+    link = link_to(impostor.getsockname()[1])
+    with accepted(impostor, link) as connection:
+        connection.sendall(GREETING + ready(b"ROUTER"))
+        while not link.send(b"x"):
+            assert nothing_received(link)
+        connection.sendall(frame(b"a") * 100)
+        deadline = time.monotonic() + 10
+        while not (first := list(islice(link.receive(), 1))):
+            assert time.monotonic() < deadline
+        assert link.pending
+        rest: list[bytes | memoryview] = []
+        while len(rest) < 99:
+            rest += link.receive()
+            assert time.monotonic() < deadline
+        assert [*first, *rest] == [b"a"] * 100
+        assert not link.pending
+
+        # More chunks than one call reads, of messages that end in the middle of a chunk.
+        many = frame(b"b" * 1000) * 4000
+        sender = threading.Thread(target=connection.sendall, args=(many,))
+        sender.start()
+        received = 0
+        while received < 4000:
+            if not link.pending:
+                select.select([link.pollable], [], [], 5.0)
+            received += sum(1 for _ in link.receive())
+            assert time.monotonic() < deadline
+        sender.join()
     link.close()

@@ -402,6 +402,9 @@ def test_a_new_client_takes_the_place_of_a_silent_one() -> None:
         assert [message.data for message in messages(listener)] == [b"abc"]
         first.sendall(b"\x00\x01b")
         assert [message.data for message in messages(listener)] == [b"b"]
+        stack.enter_context(socket.create_connection(("127.0.0.1", port(listener))))
+        assert failures(listener), "all have sent messages: the one that is silent for longest goes"
+        assert ended_by_peer(third)
 
 
 def ended_by_peer(connection: socket.socket) -> bool:

@@ -159,7 +159,9 @@ class PlainLink:
                 self._drop()
                 break
             self._flush(connection)
-        self.pending = False  # not reached when the caller takes only some of the messages
+        else:
+            return  # the last chunk may hold messages
+        self.pending = False  # not reached either when the caller takes only some of the messages
 
     def send(self, data: bytes) -> bool:
         connection = self._connection

@@ -1,11 +1,11 @@
 """The listener of a draft service without keys: TCP connections of this machine, read by zmtp.py.
 
-                 ┌ Client ─ received bytes: at most a message and a chunk
-accept ─▶ epoll ─┤          unsent answers: at most MAX_UNSENT
-                 └ Client … all clients together hold at most MAX_HELD_BYTES of received bytes
+                 ┌ ConnectedTarget ─ received bytes: at most a message and a chunk
+accept ─▶ epoll ─┤                   unsent answers: at most MAX_UNSENT
+                 └ ConnectedTarget … all together hold at most MAX_HELD_BYTES of received bytes
 
 A connection whose next message is complete is not read further until `receive` has returned that message, so
-TCP flow control holds its client back.
+TCP flow control holds its target back.
 """
 
 import errno
@@ -45,7 +45,7 @@ NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class ConnectedTarget(PlainConnection):
-    """The connection of a client."""
+    """The connection of a target, or of another process that connected to the address."""
 
     def __init__(self, stream: socket.socket, peer: bytes, now: float) -> None:
         super().__init__(stream, FrameReader(CLOSE_BYTES))
@@ -55,6 +55,7 @@ class ConnectedTarget(PlainConnection):
         self.heard_at = now
         """When its last message was complete; at first, when it was accepted."""
         self.spoke = False
+        """Whether it has sent a message."""
         self.unfinished_since: float | None = now
         """Since when its handshake, or a message, is unfinished; None if neither is."""
 
@@ -143,15 +144,15 @@ class PlainListener:
             for _ in range(ACCEPTED_AT_ONCE):
                 stream, _ = self._listening.accept()
                 stream.setblocking(False)
+                if len(self._connections) >= self._max_connections:
+                    # One that never sent a message, if there is one; of these, the one silent for longest.
+                    silent = min(self._connections.values(), key=lambda each: (each.spoke, each.heard_at))
+                    self._fail(silent, "a silent connection was closed for a new one")
                 self._accepted += 1
                 connection = ConnectedTarget(stream, self._accepted.to_bytes(8, "big"), now)
                 self._selector.register(stream, selectors.EVENT_READ, connection)
                 self._connections[connection.peer] = connection
                 self._flush(connection)
-                if len(self._connections) > self._max_connections:
-                    # One that never sent a message, if there is one; of these, the one silent for longest.
-                    silent = min(self._connections.values(), key=lambda each: (each.spoke, each.heard_at))
-                    self._fail(silent, "a silent connection was closed for a new one")
         except BlockingIOError:
             return
         except OSError as error:
