@@ -418,3 +418,9 @@ def ended_by_peer(connection: socket.socket) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def test_an_address_in_use_is_one_clear_line(listener: DraftListener) -> None:
+    with pytest.raises(OSError, match=r"cannot listen at tcp://.*: Address already in use") as refused:
+        PlainListener(parse_endpoint(listener.address))
+    assert str(refused.value) == f"cannot listen at {listener.address}: Address already in use"

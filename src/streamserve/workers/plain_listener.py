@@ -72,7 +72,7 @@ class PlainListener:
         except OSError as error:
             # The text of an address in use repeats the address.
             reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-            raise OSError(error.errno, f"cannot listen at {endpoint.address}: {reason}") from error
+            raise OSError(f"cannot listen at {endpoint.address}: {reason}") from error
         self._listening.setblocking(False)
         self.address = f"tcp://{endpoint.host}:{self._listening.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
