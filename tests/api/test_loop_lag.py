@@ -100,7 +100,7 @@ def test_no_input_holds_the_event_loop(
     LARGEST[route](watched.server, sizes)
     if route == "POST /admin/drain":
         watched.server.http.post("/admin/resume")
-    assert watched.callbacks > 1, "the loop was not watched"
+    until(lambda: watched.callbacks > 1)  # the last one is counted after its reply has arrived
     record(milliseconds=math.ceil(1000 * watched.longest))
     assert watched.longest < BOUND, f"{watched.longest:.3f} s of the loop: {watched.what}"
 
