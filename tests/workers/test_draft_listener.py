@@ -322,8 +322,8 @@ def test_unfinished_messages_of_all_connections_together_are_bounded(listener: D
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port(listener))))
             shake_hands_while(listener, connection)
             send_while(listener, connection, unfinished)
-        texts = failures(listener)
-        assert len(texts) >= 2
+        # The last bytes may still be in the kernel's buffers.
+        texts = failures(listener, count=2)
         assert set(texts) == {"a connection held part of an unfinished message for too long"}
         assert receive_until_honest(listener)
 
