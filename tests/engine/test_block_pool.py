@@ -56,6 +56,23 @@ def test_kv_cache_groups_are_registered_separately() -> None:
     assert pool.writable(second)
 
 
+def test_a_withheld_block_is_allocated_only_after_it_was_given_back() -> None:
+    pool = BlockPool(2)
+    unused, found = pool.allocate(), pool.allocate()
+    pool.register(found, b"a", groups=1)
+    for block in (unused, found):
+        pool.withhold(block)
+        pool.release([block])
+    assert pool.free == 0
+    assert pool.lookup(b"a") == found
+    pool.share(found)
+    pool.give_back()
+    assert pool.free == 1
+    assert pool.allocate() == unused
+    pool.release([found])
+    assert pool.free == 1
+
+
 def test_misuse_raises_errors() -> None:
     pool = BlockPool(1)
     block = pool.allocate()

@@ -36,3 +36,18 @@ def test_the_source_of_a_copy_is_no_others_until_the_step_is_fixed() -> None:
         tables.pool.allocate()
     assert tables.take_copies() == [(source, edited.kv.blocks[1])]
     assert tables.pool.allocate() == source
+
+
+def test_a_shared_source_of_a_copy_is_no_others_when_its_sharer_is_evicted() -> None:
+    """The first of two forks copies the block; the second still holds it, and leaves in the same plan."""
+    tables = BlockTables(3, SIZE, groups=1, prefix_caching=True)
+    first = sequence(tables, SIZE + 1)
+    second = sequence(tables, 0)
+    tables.fork(first, second)
+    source = first.kv.blocks[1]
+    tables.grow(first, 1)
+    assert first.kv.blocks[1] != source
+    tables.drop(second)
+    assert tables.pool.free == 0
+    assert tables.take_copies() == [(source, first.kv.blocks[1])]
+    assert tables.pool.allocate() == source

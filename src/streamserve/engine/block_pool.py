@@ -25,6 +25,7 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * size
         self._groups = [0] * size
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(size))
+        self._withheld: set[int] = set()
         self._cached: dict[bytes, int] = {}
         self._changes: dict[bytes, bool] | None = None
 
@@ -70,7 +71,7 @@ class BlockPool:
     def share(self, block: int) -> None:
         """Add a reference to a block in use, or to a free block that was found by its hash."""
         if self._references[block] == 0:
-            del self._free[block]
+            self._free.pop(block, None)  # a withheld block is not there
         self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -80,10 +81,19 @@ class BlockPool:
             if self._references[block] <= 0:
                 raise RuntimeError(f"KV block {block} was released more often than taken")
             self._references[block] -= 1
+            if self._references[block] == 0 and block not in self._withheld:
+                self._add_free(block)
+
+    def withhold(self, block: int) -> None:
+        """Keep a block in use from being allocated again before `give_back`, even without references."""
+        self._withheld.add(block)
+
+    def give_back(self) -> None:
+        """Free the withheld blocks that have no references left."""
+        withheld, self._withheld = sorted(self._withheld), set()
+        for block in withheld:
             if self._references[block] == 0:
-                self._free[block] = None
-                if self._hashes[block] is None:  # no lookup can find it: allocate it first
-                    self._free.move_to_end(block, last=False)
+                self._add_free(block)
 
     def is_free(self, block: int) -> bool:
         """Return whether the block has no references."""
@@ -135,6 +145,11 @@ class BlockPool:
             yield "names lead to other blocks than the blocks with these names"
         if any(mask and self._hashes[block] is None for block, mask in enumerate(self._groups)):
             yield "a block without a name counts as complete"
+
+    def _add_free(self, block: int) -> None:
+        self._free[block] = None
+        if self._hashes[block] is None:  # no lookup can find it: allocate it first
+            self._free.move_to_end(block, last=False)
 
     def forget(self, block: int) -> None:
         """Drop a block's hash, so that lookups no longer find it. The block may be held or free."""

@@ -24,7 +24,6 @@ class BlockTables:
         self.prefix_caching = prefix_caching
         self.copies_on_write = 0
         self._copies: list[tuple[int, int]] = []
-        self._sources: list[int] = []
 
     def blocks_for(self, length: int) -> int:
         """Return the number of blocks for `length` positions."""
@@ -92,7 +91,10 @@ class BlockTables:
             source, fresh = sequence.kv.blocks[index], self.pool.allocate()
             sequence.kv.blocks[index] = fresh
             self._copies.append((source, fresh))
-            self._leave(source)
+            # Until the step copies the source, it must not get a new owner, even if the sequences that
+            # share it now are evicted: a drafter that shares the target's KV writes before the step copies.
+            self.pool.withhold(source)
+            self.pool.release([source])
             self.copies_on_write += 1
             # Only the target's KV is copied. Drafting precedes the copies, so a draft model would read the
             # block before it is copied: it computes the block's tokens again.
@@ -119,8 +121,7 @@ class BlockTables:
         """Return and forget the copies (source, destination) that this step must perform first; later steps
         may overwrite the sources."""
         copies, self._copies = self._copies, []
-        self.pool.release(self._sources)
-        self._sources = []
+        self.pool.give_back()
         return copies
 
     def fork(self, source: EngineSequence, target: EngineSequence) -> None:
@@ -159,15 +160,6 @@ class BlockTables:
         self.pool.release(sequence.kv.blocks)
         sequence.kv.blocks = []
         sequence.kv.computed = [0] * self.groups
-
-    def _leave(self, source: int) -> None:
-        """Drop a reference of a block that is to be copied. The last reference is kept until the copies are
-        taken: otherwise the block could get a new owner, and a drafter that shares the target's KV would
-        write to it before the step copies."""
-        if self.pool.sole(source):
-            self._sources.append(source)
-        else:
-            self.pool.release([source])
 
     def _copy_needed(self, sequence: EngineSequence) -> bool:
         """Whether the block of the next token is shared or cached, and must be copied before it is
