@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from streamserve.execution.formats.check import check_weights
 from streamserve.execution.formats.checkpoint import INDEX, SINGLE, Checkpoint, plain_name
-from streamserve.execution.loading.weights import check_weights
 from streamserve.execution.model.shapes import EMBEDDING, HEAD, weight_shapes
 from streamserve.execution.model.spec import read_spec
 from streamserve.protocol.errors import CheckpointError

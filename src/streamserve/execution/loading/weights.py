@@ -11,34 +11,22 @@ from torch import Tensor
 
 from streamserve.execution.backends.native.weight_store import PRIVATE, WeightStore
 from streamserve.execution.formats.check import AnyCheckpoint
-from streamserve.execution.formats.checkpoint import Checkpoint
-from streamserve.execution.formats.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.formats.quantization import (
     BlockWeight,
     NotFinite,
-    QuantizedWeight,
     StoredWeight,
-    StripedWeight,
     WeightFormat,
     join,
-    join_strips,
     quantize,
 )
-from streamserve.execution.formats.stored.formats import LINEARS, GgufBlocks, joined
-from streamserve.execution.model.experts import Experts, in_halves, stack_of
+from streamserve.execution.formats.sources import weight_source
+from streamserve.execution.formats.stored.formats import LINEARS, AnyFormat, GgufBlocks, joined
+from streamserve.execution.model.experts import Experts
 from streamserve.execution.model.forward import LayerWeights, Model
 from streamserve.execution.model.linear import Linear, LinearMap
 from streamserve.execution.model.mixture import ExpertWeights
-from streamserve.execution.model.shapes import (
-    EMBEDDING,
-    FINAL_NORM,
-    HEAD,
-    NORMS,
-    is_stacked,
-    matrix_shapes,
-)
+from streamserve.execution.model.shapes import EMBEDDING, FINAL_NORM, HEAD, NORMS
 from streamserve.execution.model.spec import ModelSpec
-from streamserve.protocol.errors import CheckpointError
 
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
 """Makes a linear map of a weight [out, in] and an optional bias [out]. The weight is a Tensor or a
@@ -111,7 +99,7 @@ class _Loader:
     ) -> None:
         self._checkpoint, self._spec, self._dtype, self._store = checkpoint, spec, dtype, store
         self._makers, self._device, self._format = makers, device, format
-        self._shapes = matrix_shapes(spec)
+        self._source = weight_source(checkpoint, spec)
 
     def layers(self) -> list[LayerWeights]:
         """Return the weights of all layers. While a layer is packed, the next layer is read from the disk."""
@@ -156,43 +144,35 @@ class _Loader:
         """Return the embedding. It has no rows if the head has them (`within_head`) and the store is
         complete."""
         if not within_head:
-            return self._store.tensor(EMBEDDING, lambda: self.tensors([EMBEDDING]))
+            return self._store.tensor(EMBEDDING, lambda: self._tensor(EMBEDDING.removesuffix(".weight")))
         if self._store.complete:
             return torch.empty(0, self._spec.hidden_size, dtype=self._dtype)
-        return self.tensors([EMBEDDING])
+        return self._tensor(EMBEDDING.removesuffix(".weight"))
 
     def head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
         """Return the head, in `format` if given."""
         return self._store.linear(HEAD, lambda: self._make_head(embedding, format))
 
     def _make_head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
-        spec, checkpoint = self._spec, self._checkpoint
-        name = EMBEDDING if spec.tied_embeddings else HEAD
-        weight: Tensor | QuantizedWeight
+        spec, make = self._spec, self._makers.head
+        module = (EMBEDDING if spec.tied_embeddings else HEAD).removesuffix(".weight")
         if format is None:
-            weight = embedding if spec.tied_embeddings else self.tensors([name])
-        elif isinstance(checkpoint, GgufCheckpoint) and spec.stored and spec.stored.head:
-            return self._blocks_map(
-                checkpoint, self._makers.head, [name.removesuffix(".weight")], None, format
-            )
-        elif self._makers.direct:
-            return self._direct(self._makers.head, [name], None, format)
-        else:
-            weight = quantize(checkpoint.tensor([name], torch.float32), format)
-        return self._makers.head(weight, None)
+            return make(embedding if spec.tied_embeddings else self._tensor(module), None)
+        if spec.stored and spec.stored.head:
+            return self._make_stored(make, [module], None, GgufBlocks(format))
+        return self._make_rounded(make, [module], None, format)
 
-    def tensors(self, names: Sequence[str]) -> Tensor:
-        """Return the tensors of `names`, joined along their first dimension."""
-        tensors = [self._tensor(name, self._dtype) for name in names]
-        return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(self._device)
+    def _tensor(self, module: str) -> Tensor:
+        """Return the weight of a module on the device, in the model's dtype."""
+        return self._floats(module, self._dtype).to(self._device)
 
-    def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a tensor in `dtype`."""
-        checkpoint = self._checkpoint
-        if self._makers.floats and isinstance(checkpoint, GgufCheckpoint) and checkpoint.in_blocks(name):
-            with contextlib.suppress(NotFinite):  # `tensor` below raises the error that names the tensor
-                return self._makers.floats(checkpoint.blocks([name.removesuffix(".weight")]), dtype)
-        return checkpoint.tensor([name], dtype)
+    def _floats(self, module: str, dtype: torch.dtype) -> Tensor:
+        """Return the weight of a module in `dtype`, in this process's memory."""
+        blocks = self._source.blocks(module) if self._makers.floats else None
+        if blocks and self._makers.floats:
+            with contextlib.suppress(NotFinite):  # `floats` below raises the error that names the tensor
+                return self._makers.floats(blocks, dtype)
+        return self._source.floats(module, dtype)
 
     def norm(self, name: str) -> Tensor:
         """Return the weight of a norm."""
@@ -243,92 +223,52 @@ class _Loader:
         modules = [f"{prefix}{name}" for name in names]
 
         def joined_map() -> LinearMap:
-            bias = torch.cat([self._bias(module) for module in modules]) if has_bias else None
-            stored = self._spec.stored.of(modules[0]) if self._spec.stored else None
-            if stored and isinstance(self._checkpoint, GgufCheckpoint):
-                return self._blocks_map(self._checkpoint, make, modules, bias, stored.weights)
-            if self._makers.direct and not stored:
-                format = self._format if self._spec.stored is None else None
-                return self._direct(make, [f"{module}.weight" for module in modules], bias, format)
-            return make(self._matrix(modules), bias)
+            bias = None
+            if has_bias:
+                biases = [self._source.bias(module, self._dtype) for module in modules]
+                bias = torch.cat(biases).to(self._device)
+            if stored := self._spec.stored.of(modules[0]) if self._spec.stored else None:
+                return self._make_stored(make, modules, bias, stored)
+            return self._make_rounded(make, modules, bias, None if self._spec.stored else self._format)
 
         return self._store.linear(modules[0], joined_map)
 
-    def _blocks_map(
-        self,
-        checkpoint: GgufCheckpoint,
-        make: LinearMaker,
-        modules: Sequence[str],
-        bias: Tensor | None,
-        format: WeightFormat,
+    def _make_stored(
+        self, make: LinearMaker, modules: Sequence[str], bias: Tensor | None, format: AnyFormat
     ) -> LinearMap:
-        """Return the linear map of joined matrices that are stored in GGUF's blocks of integers."""
+        """Return the linear map of joined matrices that are stored quantized."""
         if self._makers.direct:
-            with contextlib.suppress(NotFinite):  # `integers` below raises the error that names the tensor
-                return make(checkpoint.blocks(modules, format), bias)
-        return make(join([checkpoint.integers(module, format) for module in modules]), bias)
+            with contextlib.suppress(NotFinite):  # unpacking below raises the error that names the tensor
+                return make(self._source.stored(modules, format, direct=True), bias)
+        return make(self._source.stored(modules, format, direct=False), bias)
+
+    def _make_rounded(
+        self, make: LinearMaker, modules: Sequence[str], bias: Tensor | None, format: WeightFormat | None
+    ) -> LinearMap:
+        """Return the linear map of joined matrices of floats, rounded to `format` if given."""
+        if self._makers.direct:
+            return self._direct(make, modules, bias, format)
+        if format:
+            weights = [quantize(self._floats(module, torch.float32), format) for module in modules]
+            return make(join(weights), bias)
+        return make(torch.cat([self._tensor(module) for module in modules]), bias)
 
     def _direct(
-        self, make: LinearMaker, names: Sequence[str], bias: Tensor | None, format: WeightFormat | None
+        self, make: LinearMaker, modules: Sequence[str], bias: Tensor | None, format: WeightFormat | None
     ) -> LinearMap:
-        """Return the linear map of joined matrices, packed directly from the file."""
+        """Return the linear map of joined matrices, packed directly from the file where it has floats."""
         dtype = torch.float32 if format else self._dtype
-        parts = [self._stored_floats(name, dtype) for name in names]
+        parts = [self._view(module, dtype) for module in modules]
         if len({part.dtype for part in parts}) > 1:
             parts = [part.float() for part in parts]
         try:
             return make(StoredWeight(tuple(parts), self._dtype, format), bias)
         except NotFinite:
-            for name in names:
-                self._floats(name.removesuffix(".weight"), dtype)
+            for module in modules:
+                self._floats(module, dtype)  # raises the error that names the tensor
             raise
 
-    def _stored_floats(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a tensor as a view of the file, or as a copy in `dtype` if it is in blocks or in a stack."""
-        checkpoint = self._checkpoint
-        if isinstance(checkpoint, GgufCheckpoint) and not checkpoint.in_blocks(name):
-            return checkpoint.view(name)
-        if isinstance(checkpoint, Checkpoint) and name in checkpoint:
-            return checkpoint.view(name)
-        return self._floats(name.removesuffix(".weight"), dtype).contiguous()
-
-    def _matrix(self, modules: Sequence[str]) -> Tensor | QuantizedWeight | StripedWeight:
-        stored = self._spec.stored.of(modules[0]) if self._spec.stored else None
-        if stored:
-            assert isinstance(self._checkpoint, Checkpoint)
-            assert not isinstance(stored, GgufBlocks)
-            weights = [stored.read(self._checkpoint, module, self._shapes[module]) for module in modules]
-            _check_orders(self._checkpoint, modules, weights)
-            joined = join_strips(weights)
-            return joined if self._makers.direct else joined.whole()
-        if self._format and self._spec.stored is None:
-            return join([quantize(self._floats(module, torch.float32), self._format) for module in modules])
-        return torch.cat([self._floats(module, self._dtype) for module in modules]).to(self._device)
-
-    def _floats(self, module: str, dtype: torch.dtype) -> Tensor:
-        if not is_stacked(self._spec, module):
-            return self._tensor(f"{module}.weight", dtype)
-        assert isinstance(self._checkpoint, Checkpoint)
-        return in_halves(module, self._checkpoint.floats(*stack_of(module), dtype).T)
-
-    def _bias(self, module: str) -> Tensor:
-        if not is_stacked(self._spec, module):
-            return self.tensors([f"{module}.bias"])
-        assert isinstance(self._checkpoint, Checkpoint)
-        stack, number = stack_of(module)
-        return in_halves(module, self._checkpoint.floats(f"{stack}_bias", number, self._dtype)).to(
-            self._device
-        )
-
-
-def _check_orders(
-    checkpoint: AnyCheckpoint, modules: Sequence[str], weights: Sequence[StripedWeight]
-) -> None:
-    """Raise CheckpointError if `weights`, which are to be joined, have their inputs in different orders."""
-    first, *others = (torch.empty(0) if weight.order is None else weight.order for weight in weights)
-    for module, order in zip(modules[1:], others, strict=True):
-        if not torch.equal(first, order):
-            raise CheckpointError(
-                f"{checkpoint.path}: {module} groups its inputs differently than {modules[0]}, but both "
-                "are computed together"
-            )
+    def _view(self, module: str, dtype: torch.dtype) -> Tensor:
+        """Return a weight as a view of the file, or as a copy in `dtype` if the file has no such tensor."""
+        view = self._source.view(module)
+        return self._floats(module, dtype).contiguous() if view is None else view

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from streamserve.execution.backends.native.library import kernels
+from streamserve.execution.formats.check import check_weights
 from streamserve.execution.formats.checkpoint import SINGLE, Checkpoint
 from streamserve.execution.formats.quantization import WeightFormat, join
 from streamserve.execution.formats.stored.words import pack, unpack
 from streamserve.execution.loading.load import load
 from streamserve.execution.loading.loaded import Loaded
-from streamserve.execution.loading.weights import check_weights
 from streamserve.execution.model.shapes import matrix_bytes, matrix_shapes
 from streamserve.execution.model.spec import read_spec
 from streamserve.protocol.config import ModelConfig

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from streamserve.cli.main import app
 from streamserve.execution.backends.native.library import kernels
+from streamserve.execution.formats.check import check_weights
 from streamserve.execution.formats.checkpoint import INDEX, Checkpoint
 from streamserve.execution.formats.quantization import WeightFormat, parse_format
 from streamserve.execution.formats.stored import export as exporting
 from streamserve.execution.formats.stored.export import export
 from streamserve.execution.loading.load import load
-from streamserve.execution.loading.weights import check_weights
 from streamserve.execution.model.shapes import EMBEDDING, HEAD, matrix_shapes
 from streamserve.execution.model.spec import read_spec
 from streamserve.protocol.config import ModelConfig

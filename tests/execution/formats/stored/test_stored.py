@@ -12,11 +12,11 @@ from torch import Tensor
 
 from streamserve import LLM, SamplingParams
 from streamserve.execution.backends.native.library import ThreadPool, kernels
+from streamserve.execution.formats.check import check_weights
 from streamserve.execution.formats.checkpoint import SINGLE, Checkpoint
 from streamserve.execution.formats.quantization import join
 from streamserve.execution.loading.load import load
 from streamserve.execution.loading.loaded import Loaded
-from streamserve.execution.loading.weights import check_weights
 from streamserve.execution.model.shapes import matrix_bytes, matrix_shapes
 from streamserve.execution.model.spec import read_spec
 from streamserve.execution.profile.floor import step_floor
