@@ -51,9 +51,9 @@ $(VENV)/.torch:
 	$(BIN)/pip install --quiet $(TORCH_PIP_ARGS)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard src/streamserve/execution/native/cpp/*)
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard src/streamserve/execution/backends/native/cpp/*)
 	$(BIN)/pip install --quiet --editable .
-	$(BIN)/python -m streamserve.execution.native
+	$(BIN)/python -m streamserve.execution.backends.native
 	@touch $@
 
 $(VENV)/.developing: $(VENV)/.installed

@@ -16,9 +16,9 @@ from rich.table import Table
 from benchmarks.figures import render_pages
 from benchmarks.options import results_folder, smoke
 from streamserve import __version__, embedded
-from streamserve.execution.checkpoint import Checkpoint
-from streamserve.execution.loaded import open_source
-from streamserve.execution.spec import read_spec
+from streamserve.execution.formats.checkpoint import Checkpoint
+from streamserve.execution.loading.loaded import open_source
+from streamserve.execution.model.spec import read_spec
 from streamserve.protocol.config import ModelConfig
 
 PACKAGED_PAIR = ("embedded", "embedded-draft")

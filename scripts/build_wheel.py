@@ -24,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-from streamserve.execution.native.build import COMMON_FLAGS, SOURCES
-from streamserve.execution.native.levels import LEVELS, Level
-from streamserve.execution.native.packaged import FOLDER, file_name
+from streamserve.execution.backends.native.build import COMMON_FLAGS, SOURCES
+from streamserve.execution.backends.native.levels import LEVELS, Level
+from streamserve.execution.backends.native.packaged import FOLDER, file_name
 
 ROOT = Path(__file__).resolve().parent.parent
 GLIBC = "2.28"

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForCausalLM
 
-from streamserve.execution.checkpoint import SINGLE
+from streamserve.execution.formats.checkpoint import SINGLE
 from tests.checkpoints import make_checkpoint
 
 

@@ -15,8 +15,8 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from streamserve.execution.checkpoint import SINGLE
-from streamserve.execution.gguf.blocks import FORMATS
+from streamserve.execution.formats.checkpoint import SINGLE
+from streamserve.execution.formats.gguf.blocks import FORMATS
 from tests.checkpoints import CHAT_TEMPLATE
 
 Type = gguf.GGMLQuantizationType

@@ -5,7 +5,7 @@ STREAMSERVE_KERNEL_PATH=avx2 pytest     all tests as on a processor with AVX2 an
 A test of one path that this processor lacks is skipped with `leave_out`. A test of several paths takes those
 that there are, and notes the others with `note` (tests/execution/conftest.py: `available`). The end of a run
 lists both. A small run repeats the kernel tests as on one lesser processor, which its random seed chooses
-(tests/execution/native/conftest.py).
+(tests/execution/backends/native/conftest.py).
 """
 
 import random
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from streamserve.execution.native.levels import (
+from streamserve.execution.backends.native.levels import (
     LEVELS,
     Level,
     best_level,

@@ -164,7 +164,7 @@ async def test_the_death_of_a_rank_is_the_workers_and_its_requests_continue(
     checkpoint: Path, scale: Scale
 ) -> None:
     if not scale.full:
-        pytest.skip("with --full; tests/execution/cuda/test_parallel.py has a worker's part of it")
+        pytest.skip("with --full; tests/execution/backends/cuda/test_parallel.py has a worker's part of it")
     texts = []
     for kill in (False, True):
         async with serving(checkpoint, backend="device", tensor_parallel_size=2) as llm:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from streamserve.contracts.embedding import EmbeddingConfig
-from streamserve.execution.load import load
-from streamserve.execution.open import open_checkpoint
+from streamserve.execution.formats.open import open_checkpoint
+from streamserve.execution.loading.load import load
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.embedding import detect_task, read_embedding
 from streamserve.settings.options import SettingsError

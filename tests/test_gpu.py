@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from streamserve.api.ops.models import card_of
 from streamserve.cli.main import app
 from streamserve.cli.run_server import _notice
-from streamserve.execution.cuda.device import NOT_YET_RUN, notice
+from streamserve.execution.backends.cuda.device import NOT_YET_RUN, notice
 from streamserve.protocol.messages import ModelInfo
 from tests.gpu.check import environment, parts
 

@@ -14,7 +14,7 @@ import pytest
 from streamserve.api.generator import Generator
 from streamserve.api.settings import ApiSettings
 from streamserve.cli.serving import api_settings
-from streamserve.execution.load import load as load_model
+from streamserve.execution.loading.load import load as load_model
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.llm import LLM
 from streamserve.protocol.config import ModelConfig

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from streamserve.contracts.transport import TransferError
-from streamserve.execution.cuda.landing import KVLanding
-from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.backends.cuda.landing import KVLanding
+from streamserve.execution.compute.kv_cache import KVCache
 from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.transfer.pools import Pools
 from streamserve.workers.kv_ports import transport_of

@@ -12,7 +12,7 @@ from typer.main import get_command
 from streamserve import __version__, embedded
 from streamserve.cli.answers import only_adapter
 from streamserve.cli.main import app
-from streamserve.execution.inflate import ModelShape, inflate
+from streamserve.execution.formats.inflate import ModelShape, inflate
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.numbers import plain

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from streamserve.execution.load import load as load_model
+from streamserve.execution.loading.load import load as load_model
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.model_memory import MemoryPlan, MemoryRequest, PlannedModel
 from streamserve.protocol.sampling import SamplingParams

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamserve import LLM
-from streamserve.execution.native.library import kernels
+from streamserve.execution.backends.native.library import kernels
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams

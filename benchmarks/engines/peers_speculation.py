@@ -28,7 +28,7 @@ from benchmarks.options import parse, results_folder
 from benchmarks.report import PACKAGED_PAIR, commit, machine, table, write
 from benchmarks.speculation.speculation import CACHE, SHAPE, TASKS, prompts
 from streamserve import embedded
-from streamserve.execution.inflate import inflate
+from streamserve.execution.formats.inflate import inflate
 
 OURS = "streamserve"
 STREAMS = (1, 8, 32)

@@ -21,15 +21,15 @@ from benchmarks.kernels.kernels import reader, seconds
 from benchmarks.options import parse, pick
 from benchmarks.report import SIMULATED, table, write
 from streamserve.contracts.plan import Span
-from streamserve.execution.kv_cache import KVCache, bytes_per_block
-from streamserve.execution.layout import lay_out
-from streamserve.execution.native import library
-from streamserve.execution.native.attention import Spans
-from streamserve.execution.native.library import TYPES, ThreadPool, kernels
-from streamserve.execution.native.paths import multiplier_rate, name_of
-from streamserve.execution.native.structures import CacheLayerStruct
-from streamserve.execution.rope_spec import RopeSpec
-from streamserve.execution.spec import ModelSpec, Multipliers
+from streamserve.execution.backends.native import library
+from streamserve.execution.backends.native.attention import Spans
+from streamserve.execution.backends.native.library import TYPES, ThreadPool, kernels
+from streamserve.execution.backends.native.paths import multiplier_rate, name_of
+from streamserve.execution.backends.native.structures import CacheLayerStruct
+from streamserve.execution.compute.kv_cache import KVCache, bytes_per_block
+from streamserve.execution.compute.layout import lay_out
+from streamserve.execution.model.rope_spec import RopeSpec
+from streamserve.execution.model.spec import ModelSpec, Multipliers
 
 HEADS = {"345 M": (15, 5, 64), "1 B": (32, 8, 64), "8 B": (32, 8, 128)}
 """Query heads, key-value heads and numbers of each, by model."""

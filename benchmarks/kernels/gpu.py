@@ -29,15 +29,15 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import DRAFT, Drafter, StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.execution.cuda.chains import DeviceChains
-from streamserve.execution.cuda.executor import DeviceExecutor
-from streamserve.execution.cuda.graphs import NoGraphs
-from streamserve.execution.cuda.load import DeviceBackend
-from streamserve.execution.cuda.runner import Runner
+from streamserve.execution.backends.cuda.chains import DeviceChains
+from streamserve.execution.backends.cuda.executor import DeviceExecutor
+from streamserve.execution.backends.cuda.graphs import NoGraphs
+from streamserve.execution.backends.cuda.load import DeviceBackend
+from streamserve.execution.backends.cuda.runner import Runner
 from streamserve.execution.drafters.model import ModelDrafter
+from streamserve.execution.formats.quantization import parse_format
+from streamserve.execution.model.spec import ModelSpec
 from streamserve.execution.profile.floor import StepFloor
-from streamserve.execution.quantization import parse_format
-from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.messages import Cancel, DraftVerified, Event, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation, default_cost

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from streamserve import embedded
-from streamserve.execution.checkpoint import Checkpoint
-from streamserve.execution.inflate import OUTPUTS, origin
-from streamserve.execution.rope_spec import RopeSpec
-from streamserve.execution.shapes import weight_shapes
-from streamserve.execution.spec import ModelSpec, Multipliers, read_spec
+from streamserve.execution.formats.checkpoint import Checkpoint
+from streamserve.execution.formats.inflate import OUTPUTS, origin
+from streamserve.execution.model.rope_spec import RopeSpec
+from streamserve.execution.model.shapes import weight_shapes
+from streamserve.execution.model.spec import ModelSpec, Multipliers, read_spec
 
 
 def llama(
@@ -67,7 +67,7 @@ class RandomWeights:
 
 
 class InflatedWeights:
-    """The tensors of the packaged model `name`, padded to the sizes of `spec` (execution/inflate.py)."""
+    """The tensors of the packaged model `name`, padded to the sizes of `spec` (formats/inflate.py)."""
 
     def __init__(self, name: str, spec: ModelSpec, device: torch.device) -> None:
         folder = embedded.path(name)

@@ -26,10 +26,10 @@ from matplotlib import pyplot as plt
 
 from benchmarks.options import parse, pick
 from benchmarks.report import SIMULATED, table, write
-from streamserve.execution.linear import Linear
-from streamserve.execution.native import library
-from streamserve.execution.native.library import ThreadPool, kernels
-from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.backends.native import library
+from streamserve.execution.backends.native.library import ThreadPool, kernels
+from streamserve.execution.backends.native.linear import NativeLinear
+from streamserve.execution.model.linear import Linear
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 510)
 SHAPES = {

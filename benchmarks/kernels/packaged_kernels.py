@@ -23,13 +23,13 @@ from benchmarks.kernels.kernels import SHAPES, seconds
 from benchmarks.options import parse, pick
 from benchmarks.papers.pairs import interval
 from benchmarks.report import SIMULATED, table, write
-from streamserve.execution.native.build import build
-from streamserve.execution.native.levels import LEVELS, detected_level
-from streamserve.execution.native.library import ThreadPool, load_library
-from streamserve.execution.native.linear import NativeLinear
-from streamserve.execution.native.packaged import file_name
-from streamserve.execution.native.paths import best_path, name_of
-from streamserve.execution.quantization import parse_format, quantize
+from streamserve.execution.backends.native.build import build
+from streamserve.execution.backends.native.levels import LEVELS, detected_level
+from streamserve.execution.backends.native.library import ThreadPool, load_library
+from streamserve.execution.backends.native.linear import NativeLinear
+from streamserve.execution.backends.native.packaged import file_name
+from streamserve.execution.backends.native.paths import best_path, name_of
+from streamserve.execution.formats.quantization import parse_format, quantize
 
 ROWS = (1, 8, 32, 128, 510)
 FORMATS = ("none", "int8", "int4")
@@ -45,7 +45,7 @@ Case = tuple[str, list[Callable[[], Any]]]
 def packaged(wheel: Path, level: str) -> Path:
     """Return the library of a level, extracted from the wheel to a temporary folder."""
     chosen = next(each for each in LEVELS if each.name == level)
-    name = f"streamserve/execution/native/compiled/{file_name(chosen)}"
+    name = f"streamserve/execution/backends/native/compiled/{file_name(chosen)}"
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(name, tempfile.mkdtemp(prefix="streamserve-wheel-")))
 

@@ -16,11 +16,11 @@ import torch
 from benchmarks.kernels.kernels import MEMORY, SHAPES, ratio, reader, seconds
 from benchmarks.options import parse, pick
 from benchmarks.report import SIMULATED, table, write
-from streamserve.execution.native import library
-from streamserve.execution.native.library import ThreadPool, kernels
-from streamserve.execution.native.linear import NativeLinear
-from streamserve.execution.native.paths import multiplier_rate, name_of
-from streamserve.execution.quantization import parse_format, quantize
+from streamserve.execution.backends.native import library
+from streamserve.execution.backends.native.library import ThreadPool, kernels
+from streamserve.execution.backends.native.linear import NativeLinear
+from streamserve.execution.backends.native.paths import multiplier_rate, name_of
+from streamserve.execution.formats.quantization import parse_format, quantize
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 WIDTHS = ("none", "int8", "int4", "int4:32")

@@ -26,10 +26,10 @@ from benchmarks.options import parse, pick, results_folder
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import SamplingParams, embedded
 from streamserve.engine.engine import Engine
-from streamserve.execution import executor as execution
-from streamserve.execution.inflate import ModelShape, inflate
-from streamserve.execution.load import load
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.compute import executor as execution
+from streamserve.execution.formats.inflate import ModelShape, inflate
+from streamserve.execution.loading.load import load
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Events, Submit, encode
 

@@ -27,11 +27,11 @@ from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import SamplingParams, embedded
 from streamserve.contracts.plan import SequenceState, Span, StepPlan
 from streamserve.contracts.tree import root
-from streamserve.execution.inflate import ModelShape, inflate
-from streamserve.execution.load import load
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.formats.inflate import ModelShape, inflate
+from streamserve.execution.loading.load import load
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.lora.weights import served_modules
-from streamserve.execution.spec import ModelSpec
+from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, open_adapter
 from streamserve.protocol.config import ModelConfig
 

@@ -33,8 +33,8 @@ import torch
 from benchmarks.options import parse, pick, results_folder
 from benchmarks.report import table, write
 from streamserve.contracts.plan import Span, StepPlan
-from streamserve.execution.load import load
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.load import load
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.worker_process import start_worker
 from streamserve.llm.async_llm import AsyncLLM

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.options import parse, pick, results_folder
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, SamplingParams, embedded
-from streamserve.execution.noise import gumbel
+from streamserve.execution.compute.noise import gumbel
 from streamserve.llm.llm import RequestOutput
 from streamserve.protocol.grammar import Grammar
 

@@ -28,13 +28,13 @@ from benchmarks.packaged.embedded_quality import FAMILIES
 from benchmarks.packaged.width_quality import BLOCK, MAX_TEXT, Reader, Text, draw_texts
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, embedded
-from streamserve.execution.kv_cache import KVCache
-from streamserve.execution.linear import Linear
-from streamserve.execution.load import load, make_attention
-from streamserve.execution.open import open_checkpoint
-from streamserve.execution.passes import ModelPasses
-from streamserve.execution.quantization import QuantizedWeight, parse_format
-from streamserve.execution.weights import LinearMakers, load_model
+from streamserve.execution.compute.kv_cache import KVCache
+from streamserve.execution.compute.passes import ModelPasses
+from streamserve.execution.formats.open import open_checkpoint
+from streamserve.execution.formats.quantization import QuantizedWeight, parse_format
+from streamserve.execution.loading.load import load, make_attention
+from streamserve.execution.loading.weights import LinearMakers, load_model
+from streamserve.execution.model.linear import Linear
 from streamserve.protocol.config import ModelConfig
 from tests.ggufs import write_gguf
 from tests.matrix.cells import FORMATS, Written

@@ -26,8 +26,8 @@ from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, SamplingParams, embedded
 from streamserve.contracts.plan import SequenceState, Span, StepPlan
 from streamserve.contracts.tree import root
-from streamserve.execution.inflate import ModelShape, inflate
-from streamserve.execution.load import load
+from streamserve.execution.formats.inflate import ModelShape, inflate
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
 
 SHAPES = {

@@ -18,8 +18,8 @@ from benchmarks.speculation.speculation import SHAPE
 from streamserve import embedded
 from streamserve.baselines.adaserve import token_budget
 from streamserve.contracts.cost import StepCost
-from streamserve.execution.inflate import ModelShape, inflate
-from streamserve.execution.load import load
+from streamserve.execution.formats.inflate import ModelShape, inflate
+from streamserve.execution.loading.load import load
 from streamserve.execution.profile.measure import Effort, measure
 from streamserve.protocol.config import ModelConfig
 

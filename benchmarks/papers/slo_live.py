@@ -45,8 +45,8 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.cost import StepCost
 from streamserve.contracts.plan import DraftRequest, StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.load import load
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.measure import QUICK, measure
 from streamserve.protocol.config import ModelConfig

@@ -107,9 +107,9 @@ def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[s
     import torch
 
     from streamserve.embedded import path
-    from streamserve.execution.kv_cache import bytes_per_block
-    from streamserve.execution.shapes import weight_bytes
-    from streamserve.execution.spec import read_spec
+    from streamserve.execution.compute.kv_cache import bytes_per_block
+    from streamserve.execution.model.shapes import weight_bytes
+    from streamserve.execution.model.spec import read_spec
 
     target, draft = read_spec(path("embedded")), read_spec(model)
     target_block, draft_block = (bytes_per_block(spec, 16, torch.bfloat16) for spec in (target, draft))

@@ -78,7 +78,10 @@ class Window:
 
 def own_drafter(path: str) -> Drafter:
     """Return a draft model in this process, for comparison."""
-    from streamserve.execution.load import load, make_drafter  # loads torch, which the others do without
+    from streamserve.execution.loading.load import (  # loads torch, which the others do without
+        load,
+        make_drafter,
+    )
 
     config = ModelConfig(path=path, draft="none", threads=1, num_blocks=BLOCKS)
     return make_drafter(load(config), DRAFT)

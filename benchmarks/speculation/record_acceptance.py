@@ -23,8 +23,8 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.load import load
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams

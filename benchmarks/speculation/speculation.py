@@ -34,9 +34,9 @@ from streamserve import embedded
 from streamserve.baselines.fixed import fixed_shape
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
-from streamserve.execution.inflate import ModelShape, inflate
-from streamserve.execution.load import load
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.formats.inflate import ModelShape, inflate
+from streamserve.execution.loading.load import load
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, ProfileStore

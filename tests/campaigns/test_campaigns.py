@@ -49,7 +49,7 @@ def test_every_file_of_the_levels_is_run_as_on_every_lesser_processor(
     files = levels.files()
     assert {
         "tests/exact/test_streams.py",
-        "tests/execution/native/test_gemm.py",
+        "tests/execution/backends/native/test_gemm.py",
         "tests/test_pairs.py",
     } < set(files)
     outcomes = [levels.trial(seed) for seed in range(2 * len(files))]

@@ -87,7 +87,7 @@ def test_kernels_that_are_not_compiled_yet_are_not_compiled_by_looking(tmp_path:
     status, found, advice = doctor(XDG_CACHE_HOME=str(tmp_path))
     assert status == 0
     assert found["kernels"][0] == "slow"
-    assert any("python -m streamserve.execution.native" in line for line in advice)
+    assert any("python -m streamserve.execution.backends.native" in line for line in advice)
     assert not list(tmp_path.rglob("*"))
 
 

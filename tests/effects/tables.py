@@ -108,7 +108,9 @@ KEY_FILES = ("api_key_file", "admin_key_file", "metrics_key_file")
 TESTED: dict[str, str] = {
     "stuck_after": "simulate/test_heartbeat.py::test_without_heartbeats_it_is_killed",
     "continue_tokens": "simulate/test_chat.py::test_long_continuations_go_to_a_prefill_worker",
-    "tensor_parallel_size": "execution/cuda/test_parallel.py::test_ranks_give_the_texts_of_one_process",
+    "tensor_parallel_size": (
+        "execution/backends/cuda/test_parallel.py::test_ranks_give_the_texts_of_one_process"
+    ),
     "task": "test_embeddings.py::test_embeddings_are_those_of_transformers",
     "host": "test_serve.py::test_listening_on_other_interfaces_without_a_key_is_warned_about",
     "port": "test_serve.py::test_a_taken_port_is_one_clear_line",
@@ -125,8 +127,8 @@ TESTED: dict[str, str] = {
     "profile": "test_profiling.py::test_no_profile_stores_nothing",
     "lora": "test_lora.py::test_requests_choose_an_adapter_by_model",
     "max_loras": "test_lora.py::test_adapters_are_loaded_and_unloaded_while_serving",
-    "max_lora_rank": "execution/test_lora.py::test_limits_on_number_rank_and_bytes",
-    "max_lora_bytes": "execution/test_lora.py::test_limits_on_number_rank_and_bytes",
+    "max_lora_rank": "execution/lora/test_lora.py::test_limits_on_number_rank_and_bytes",
+    "max_lora_bytes": "execution/lora/test_lora.py::test_limits_on_number_rank_and_bytes",
     "max_workers": "test_scaling.py::test_workers_are_added_and_removed_while_serving",
     "launcher": "cluster/test_join.py::test_workers_start_on_machines_that_join_and_stop_with_the_head",
     "fork_workers": "test_forked_workers.py::test_a_forked_worker_is_like_a_started_one",

@@ -18,7 +18,7 @@ import pytest
 from streamserve import embedded
 from streamserve.api.settings import ApiSettings
 from streamserve.cli.serving import api_settings, connection_settings
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.settings.effects import NEEDS
 from streamserve.settings.options import Settings, SettingsError, options

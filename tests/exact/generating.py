@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import Backend, ModelConfig
 from streamserve.protocol.messages import Admitted, Submit, Token
 from streamserve.protocol.sampling import SamplingParams

@@ -14,7 +14,7 @@ import torch
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.tree import TokenTree
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import Backend, KVCacheDType, ModelConfig, SpeculationMode
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, DraftVerified, Submit, Token

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamserve import embedded
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Cancel, Finished, Submit, Token
 from streamserve.protocol.sampling import SamplingParams

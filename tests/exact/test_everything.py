@@ -16,7 +16,7 @@ from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import NAMES, parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Event, LoadAdapter, PromptLogprobs, Submit, Token
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits

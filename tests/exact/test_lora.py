@@ -11,7 +11,7 @@ from msgspec.structs import replace as changed
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import LoadAdapter, Submit, UnloadAdapter
 from streamserve.text.grammar import vocabulary

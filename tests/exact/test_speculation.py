@@ -228,7 +228,7 @@ def test_a_step_that_ends_a_prompt_has_draft_tokens_if_little_is_left(
 def test_rejection_keeps_greedy_text_and_accepts_sampled_draft_tokens(
     pair: tuple[Path, Path], policy: str, scale: Scale
 ) -> None:
-    """tests/execution/test_rejection.py compares the distribution with the target's."""
+    """tests/execution/compute/test_rejection.py compares the distribution with the target's."""
     plain = make_engine(pair, Case(draft="none"))
     engine = make_engine(pair, Case(policy=policy), mode="rejection")
     requests = make_requests(random.Random(scale.seed), scale.pick(8, 40), plain.model.vocab_size)

@@ -9,7 +9,7 @@ import pytest
 
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import Eviction, ModelConfig
 from streamserve.protocol.messages import Submit
 from streamserve.speculation.controller import Speculation

@@ -13,7 +13,7 @@ import torch
 
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Finished, Submit, Token

@@ -18,9 +18,9 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from streamserve.execution.checkpoint import SINGLE
-from streamserve.execution.spec import ModelSpec
-from streamserve.execution.stored.formats import GgufBlocks, StoredFormat
+from streamserve.execution.formats.checkpoint import SINGLE
+from streamserve.execution.formats.stored.formats import GgufBlocks, StoredFormat
+from streamserve.execution.model.spec import ModelSpec
 from tests.execution.storing import MATRICES
 
 INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamserve.execution.native.library import Path as KernelPath
-from streamserve.execution.native.library import ThreadPool
+from streamserve.execution.backends.native.library import Path as KernelPath
+from streamserve.execution.backends.native.library import ThreadPool
 from tests.checkpoints import make_checkpoint
-from tests.execution.native.paths import EVERY_PATH, name_of, repeated
+from tests.execution.backends.native.paths import EVERY_PATH, name_of, repeated
 from tests.execution.storing import CASES, SIZES, write
 from tests.processor import note
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from streamserve.contracts.plan import Sampled, SequenceState, Span, SpanResult, StepPlan
 from streamserve.contracts.tree import TokenTree, root
-from streamserve.execution.executor import TorchExecutor
+from streamserve.execution.compute.executor import TorchExecutor
 from streamserve.protocol.sampling import SamplingParams
 
 BLOCK_SIZE = 4

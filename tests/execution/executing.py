@@ -7,8 +7,8 @@ import numpy as np
 
 from streamserve.contracts.plan import Executor
 from streamserve.contracts.tree import TokenTree
-from streamserve.execution.load import load
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.load import load
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS

@@ -1,7 +1,7 @@
 """The model spec of tests of the KV cache and of attention."""
 
-from streamserve.execution.rope_spec import RopeSpec
-from streamserve.execution.spec import ModelSpec, Multipliers
+from streamserve.execution.model.rope_spec import RopeSpec
+from streamserve.execution.model.spec import ModelSpec, Multipliers
 
 LAYERS, BLOCKS, HEADS, SLOTS, DIM = 2, 6, 3, 4, 8
 SPEC = ModelSpec(

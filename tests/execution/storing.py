@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from streamserve.execution.checkpoint import SINGLE
-from streamserve.execution.stored.formats import FUSED_LINEARS, LINEARS
+from streamserve.execution.formats.checkpoint import SINGLE
+from streamserve.execution.formats.stored.formats import FUSED_LINEARS, LINEARS
 
 Tensors = dict[str, Tensor]
 Packed = tuple[Tensors, np.ndarray]

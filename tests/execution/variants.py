@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from streamserve.contracts.plan import Span
-from streamserve.execution.checkpoint import Checkpoint
-from streamserve.execution.kv_cache import KVCache
-from streamserve.execution.layout import lay_out
-from streamserve.execution.load import make_attention
-from streamserve.execution.spec import read_spec
-from streamserve.execution.weights import load_model
+from streamserve.execution.compute.kv_cache import KVCache
+from streamserve.execution.compute.layout import lay_out
+from streamserve.execution.formats.checkpoint import Checkpoint
+from streamserve.execution.loading.load import make_attention
+from streamserve.execution.loading.weights import load_model
+from streamserve.execution.model.spec import read_spec
 from tests.checkpoints import reference_model
 
 TEXT = torch.randint(0, 320, (1, 60), generator=torch.Generator().manual_seed(7))

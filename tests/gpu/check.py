@@ -25,7 +25,7 @@ LIMIT_SECONDS = 470.0
 NEEDED = ("torch", "triton", "numpy")
 """Packages that the machine has; the wheels have all others."""
 
-KERNELS = ("tests/execution/cuda", "--ignore=tests/execution/cuda/test_compile.py")
+KERNELS = ("tests/execution/backends/cuda", "--ignore=tests/execution/backends/cuda/test_compile.py")
 MODELS = ("tests/exact/test_against_transformers.py", "tests/exact/test_speculation.py")
 
 
@@ -61,7 +61,7 @@ def parts(capability: int, processes: int) -> list[Part]:
         "--no-header",
     )
     several = ("--numprocesses", str(processes), "--dist", "worksteal") if processes > 1 else ()
-    compiled = ("streamserve.execution.cuda.compile", "--capability", str(capability))
+    compiled = ("streamserve.execution.backends.cuda.compile", "--capability", str(capability))
     compiled += ("--processes", str(processes))
     return [
         Part("compiled kernels: registers, spills, shared memory", (*python, *compiled)),

@@ -81,7 +81,7 @@ if fault:
             inject()
 
     if kind == "device":
-        from streamserve.execution.cuda.runner import Fetch
+        from streamserve.execution.backends.cuda.runner import Fetch
 
         waits = 0
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from streamserve import LLM, SamplingParams
-from streamserve.execution.native.library import kernels
+from streamserve.execution.backends.native.library import kernels
 from tests.processes import WORKER, words
 
 MIB = 1 << 20

@@ -11,8 +11,8 @@ import pytest
 
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.load import load
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.measure import Effort, measure
 from streamserve.execution.profile.profile import Profile, ProfileStore

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
+from streamserve.execution.loading.load import load
 from streamserve.fleet.process_state import PROGRESS_FACTOR
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal

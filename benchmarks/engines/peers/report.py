@@ -24,8 +24,8 @@ from benchmarks.engines.peers.rounds import (
 from benchmarks.engines.peers.scenarios import HTTP, SCENARIOS
 from benchmarks.options import results_folder
 from benchmarks.report import machine, table, write
-from streamserve.execution.native.library import kernels
-from streamserve.execution.native.paths import best_path, name_of
+from streamserve.execution.backends.native.library import kernels
+from streamserve.execution.backends.native.paths import best_path, name_of
 
 Scenarios = dict[str, dict[str, dict[str, Any]]]
 """Figures by scenario and engine."""

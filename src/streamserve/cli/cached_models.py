@@ -82,7 +82,7 @@ def show(
     name: Local,
 ) -> None:
     """Show what a model is and the memory it needs. Nothing is downloaded."""
-    from streamserve.execution.describe import describe
+    from streamserve.execution.loading.describe import describe
     from streamserve.settings.embedding import detect_task
     from streamserve.text.tokenizer import Tokenizer
     from streamserve.text.tools.formats import FORMATS, find_format
@@ -153,7 +153,7 @@ def _local_path(name: str) -> Path:
 
 def _served(path: Path) -> tuple[str, str]:
     """Return a cached model's architecture, and whether it can be served: "yes", or "no" with the reason."""
-    from streamserve.execution.describe import architecture, describe
+    from streamserve.execution.loading.describe import architecture, describe
     from streamserve.settings.embedding import detect_task, read_embedding
     from streamserve.text.tokenizer import Tokenizer
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from streamserve.cli.findings import Finding, Verdict
-from streamserve.execution.native.abi import LibraryMismatch
-from streamserve.execution.native.build import (
+from streamserve.execution.backends.native.abi import LibraryMismatch
+from streamserve.execution.backends.native.build import (
     BuildFailed,
     NativeCacheError,
     cached_library,
@@ -15,11 +15,11 @@ from streamserve.execution.native.build import (
     find_compiler,
     kernel_folder,
 )
-from streamserve.execution.native.levels import detected_level, lesser_level
-from streamserve.execution.native.library import Path as KernelPath
-from streamserve.execution.native.library import ThreadPool, load_library
-from streamserve.execution.native.packaged import packaged_library
-from streamserve.execution.native.paths import choose, name_of, stored_rates
+from streamserve.execution.backends.native.levels import detected_level, lesser_level
+from streamserve.execution.backends.native.library import Path as KernelPath
+from streamserve.execution.backends.native.library import ThreadPool, load_library
+from streamserve.execution.backends.native.packaged import packaged_library
+from streamserve.execution.backends.native.paths import choose, name_of, stored_rates
 from streamserve.protocol.errors import CheckpointError
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 
@@ -44,7 +44,7 @@ def kernel_findings() -> list[Finding]:
         ]
     if library is None:
         text = f"will be compiled at the first start, in about half a minute, by {find_compiler()}"
-        advice = "compile them now: python -m streamserve.execution.native"
+        advice = "compile them now: python -m streamserve.execution.backends.native"
         return [Finding(Verdict.SLOW, "kernels", text, advice)]
     source = "packaged" if packaged else "compiled on this machine"
     return [_library_finding(library, source), _compiler()]

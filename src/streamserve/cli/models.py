@@ -46,7 +46,7 @@ def inflate_model(
     For benchmarks: a step takes as long as with any other model of the larger shape, and the text is the
     text that SOURCE generates.
     """
-    from streamserve.execution.inflate import ModelShape, inflate
+    from streamserve.execution.formats.inflate import ModelShape, inflate
 
     shape = ModelShape(hidden, layers, heads, kv_heads, intermediate)
     with _progress(f"inflating {source}") as show:
@@ -78,8 +78,8 @@ def quantize_model(
     The result generates the same text as SOURCE that is served with `--quantization FORMAT`. The guide to
     checkpoints lists other programs that can load it.
     """
-    from streamserve.execution.quantization import parse_format
-    from streamserve.execution.stored.export import export
+    from streamserve.execution.formats.quantization import parse_format
+    from streamserve.execution.formats.stored.export import export
 
     try:
         chosen = parse_format(format)

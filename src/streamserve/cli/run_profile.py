@@ -43,9 +43,9 @@ def _measure(settings: Settings, store: ProfileStore) -> list[Profile]:
 
     Runs on reserved cores if there are any, as a worker does.
     """
-    from streamserve.execution.cores import reserve_cores
+    from streamserve.execution.backends.native.cores import reserve_cores
     from streamserve.execution.drafters.choice import choose_draft
-    from streamserve.execution.load import load
+    from streamserve.execution.loading.load import load
     from streamserve.execution.profile.measure import FULL, measure
 
     with Progress(console=Console(stderr=True)) as progress:

@@ -62,7 +62,7 @@ class Gate(Protocol):
 
 
 class Landing(Protocol):
-    """Memory that other workers write KV to and that steps do not read (execution/cuda/landing.py)."""
+    """Memory that other workers write KV to and that steps do not read (backends/cuda/landing.py)."""
 
     def land(self, blocks: Sequence[int]) -> None:
         """Copy these blocks to the memory that steps read, before any later step reads them."""

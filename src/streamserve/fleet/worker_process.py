@@ -3,7 +3,7 @@ a worker's process.
 
 memfd of a journal ── inherited ──▶ the worker writes its present state (protocol/journal.py)
                    ── mapped ─────▶ the server reads it: beats while the worker runs, suspects once it died
-memfd of weights ──── inherited ──▶ the first worker writes them, all map them (execution/weight_arena.py)
+memfd of weights ──── inherited ──▶ the first worker writes, all map (backends/native/weight_arena.py)
 """
 
 import asyncio
@@ -237,8 +237,8 @@ class WorkerProcesses:
 
 class SharedWeightsMemory:
     """The memory that the workers of one server share on this host: two unnamed files, for the weights of the
-    target and of a draft model. The first worker fills them (execution/weight_arena.py). The memory is free
-    when this object is closed and the workers have ended, in whatever way."""
+    target and of a draft model. The first worker fills them (backends/native/weight_arena.py). The memory is
+    free when this object is closed and the workers have ended, in whatever way."""
 
     def __init__(self) -> None:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING

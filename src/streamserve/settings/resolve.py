@@ -151,7 +151,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
 def _draft(config: ModelConfig, target: Path) -> str:
     """Return the drafter as given, or the folder of a draft model; "none" if `auto` finds none."""
     draft = config.draft
-    # A divided model has no draft model: see execution/cuda/load.py.
+    # A divided model has no draft model: see execution/backends/cuda/load.py.
     divided = config.tensor_parallel_size > 1
     if draft == "auto" and (config.task != "generate" or config.speculation_policy == "off" or divided):
         return "none"

@@ -16,10 +16,10 @@ import zmq
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import ServiceConfig, ServiceIdentity
-from streamserve.execution.cores import reserve_cores
+from streamserve.execution.backends.native.cores import reserve_cores
 from streamserve.execution.drafters.fingerprints import fingerprints
-from streamserve.execution.load import load, make_drafter
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.load import load, make_drafter
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import parse_endpoint, read_clients, read_key_pair
 from streamserve.protocol.drafting import DraftReady, encode_report

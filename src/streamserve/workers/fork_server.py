@@ -87,10 +87,10 @@ def preload() -> dict[str, tuple[int, ...]]:
     """Import the modules of the programs; return the identities of native libraries by their paths."""
     importlib.import_module("streamserve.workers.worker")
     importlib.import_module("streamserve.workers.draft_worker")
-    importlib.import_module("streamserve.execution.footprint")
-    from streamserve.execution.native.build import cached_library
-    from streamserve.execution.native.library import kernels
-    from streamserve.execution.native.packaged import packaged_library
+    importlib.import_module("streamserve.execution.loading.footprint")
+    from streamserve.execution.backends.native.build import cached_library
+    from streamserve.execution.backends.native.library import kernels
+    from streamserve.execution.backends.native.packaged import packaged_library
 
     try:
         library = packaged_library() or cached_library()

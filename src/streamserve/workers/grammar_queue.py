@@ -14,7 +14,7 @@ from streamserve.protocol.transfers import Push, Release
 
 
 class Compiler(Protocol):
-    """A grammar compiler with a cache (execution.grammar.Grammars)."""
+    """A grammar compiler with a cache (execution.compute.grammar.Grammars)."""
 
     def is_cached(self, grammar: Grammar) -> bool:
         """Return whether `grammar` was compiled, or found to have an error."""

@@ -8,7 +8,7 @@ The pools stay, and so does the prefix cache.
 from dataclasses import dataclass
 
 from streamserve.contracts.transport import TransferError
-from streamserve.execution.cuda.landing import KVLanding
+from streamserve.execution.backends.cuda.landing import KVLanding
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.gate import BlockGate

@@ -42,8 +42,8 @@ def plan(request: MemoryRequest) -> MemoryPlan | PlanRefused:
 
 
 def _model_memory(model: PlannedModel, budget: int, models: int) -> ModelMemory:
-    from streamserve.execution.footprint import footprint
-    from streamserve.execution.memory import KV_FRACTION
+    from streamserve.execution.loading.footprint import footprint
+    from streamserve.execution.loading.memory import KV_FRACTION
 
     taken = footprint(model.config, budget, KV_FRACTION / models, model.workers)
     return ModelMemory(

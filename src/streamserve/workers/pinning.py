@@ -3,8 +3,8 @@
 import logging
 import os
 
-from streamserve.execution.cores import ReservedCores
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.backends.native.cores import ReservedCores
+from streamserve.execution.loading.loaded import Loaded
 
 logger = logging.getLogger(__name__)
 

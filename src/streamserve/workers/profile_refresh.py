@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from streamserve.engine.engine import Engine
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.profile.profile import Profile, ProfileStore
 from streamserve.execution.profile.remeasure import Remeasurement, contradicts
 from streamserve.protocol.config import ModelConfig

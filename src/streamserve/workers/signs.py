@@ -3,7 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 from streamserve.contracts.plan import AsyncExecutor
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.workers.journal import Signs
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.contracts.tree import TokenTree
+from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.drafters.ngram import NGramDrafter
-from streamserve.execution.grammar import Grammars
-from streamserve.execution.load import load, make_drafter
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.load import load, make_drafter
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams

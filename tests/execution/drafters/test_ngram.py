@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.contracts.plan import DraftRequest
+from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.drafters.ngram import NGramDrafter
-from streamserve.execution.grammar import Grammars
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.grammar import vocabulary

@@ -26,11 +26,11 @@ class Engine:
     ) -> None:
         import torch
 
-        from streamserve.execution.linear import Linear
-        from streamserve.execution.native.library import ThreadPool, kernels
-        from streamserve.execution.native.linear import NativeLinear
-        from streamserve.execution.quantization import HEAD_FORMAT as INT8
-        from streamserve.execution.quantization import quantize
+        from streamserve.execution.backends.native.library import ThreadPool, kernels
+        from streamserve.execution.backends.native.linear import NativeLinear
+        from streamserve.execution.formats.quantization import HEAD_FORMAT as INT8
+        from streamserve.execution.formats.quantization import quantize
+        from streamserve.execution.model.linear import Linear
 
         library = kernels()
         if library is None:

@@ -5,10 +5,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamserve.execution.gguf.vocabulary import VOCABULARY, read_vocabulary
-from streamserve.execution.native.structures import MAX_QUERY_GROUP
-from streamserve.execution.open import open_checkpoint
-from streamserve.execution.spec import ModelSpec
+from streamserve.execution.backends.native.structures import MAX_QUERY_GROUP
+from streamserve.execution.formats.gguf.vocabulary import VOCABULARY, read_vocabulary
+from streamserve.execution.formats.open import open_checkpoint
+from streamserve.execution.model.spec import ModelSpec
 from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.errors import CheckpointError
 

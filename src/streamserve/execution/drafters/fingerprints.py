@@ -5,7 +5,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from streamserve.execution.gguf.vocabulary import read_vocabulary
+from streamserve.execution.formats.gguf.vocabulary import read_vocabulary
 from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.errors import CheckpointError
 

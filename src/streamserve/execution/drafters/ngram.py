@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
+from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.drafters.path_state import PathStates
-from streamserve.execution.grammar import Grammars
 
 MAX_NGRAM, MIN_NGRAM = 4, 2
 """Longest and shortest n-gram that is looked up; the longest is tried first."""

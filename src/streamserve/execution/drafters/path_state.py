@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from streamserve.contracts.plan import DraftRequest
-from streamserve.execution.grammar import GrammarError, Grammars, Matcher
-from streamserve.execution.sampling import Row, Scores, adjust
+from streamserve.execution.compute.grammar import GrammarError, Grammars, Matcher
+from streamserve.execution.compute.sampling import Row, Scores, adjust
 from streamserve.protocol.sampling import SamplingParams
 
 

@@ -2,7 +2,7 @@
 
 * Greedy requests: the likeliest tokens. The feature is the softmax value.
 * Sampled requests: the tokens with the highest perturbed score, log p / T + G, under the noise that the
-  target will use (execution/noise.py). The feature is the gap to the best other token, because the token's
+  target will use (compute/noise.py). The feature is the gap to the best other token, because the token's
   probability says almost nothing about acceptance.
 """
 
@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.execution.noise import gumbel
-from streamserve.execution.rejection import DRAFTING, draw, uniforms
-from streamserve.execution.sampling import Scores, filtered_ids, finite_rows
+from streamserve.execution.compute.noise import gumbel
+from streamserve.execution.compute.rejection import DRAFTING, draw, uniforms
+from streamserve.execution.compute.sampling import Scores, filtered_ids, finite_rows
 from streamserve.protocol.sampling import SamplingParams
 
 CANDIDATES = 32

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamserve.execution.layout import Layout
-from streamserve.execution.linear import LinearMap
+from streamserve.execution.backends.native.lora import pack_adapter
+from streamserve.execution.backends.native.model import NativeModel
+from streamserve.execution.compute.layout import Layout
 from streamserve.execution.lora.step import step_adapters
 from streamserve.execution.lora.types import LoadedAdapter, StepAdapters
 from streamserve.execution.lora.weights import LinearKind, adapter_bytes, read_adapter
-from streamserve.execution.model import LayerWeights, Model
-from streamserve.execution.native.lora import pack_adapter
-from streamserve.execution.native.model import NativeModel
-from streamserve.execution.spec import ModelSpec
+from streamserve.execution.model.forward import LayerWeights, Model
+from streamserve.execution.model.linear import LinearMap
+from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from streamserve.execution.fields import Fields, shown
+from streamserve.execution.model.fields import Fields, shown
 
 ALL_LINEAR = "all-linear"
 """Value of `target_modules` for every linear module except the output head."""

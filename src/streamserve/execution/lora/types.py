@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from streamserve.execution.backends.native.structures import LowRankStruct
 from streamserve.execution.lora.weights import AdapterWeights
-from streamserve.execution.native.structures import LowRankStruct
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import safetensors
 import torch
 from torch import Tensor
 
-from streamserve.execution.checkpoint import is_finite
+from streamserve.execution.formats.checkpoint import is_finite
 from streamserve.execution.lora.config import LoraConfig, read_config
 from streamserve.execution.lora.targets import Targets
-from streamserve.execution.shapes import matrix_shapes
-from streamserve.execution.spec import ModelSpec
+from streamserve.execution.model.shapes import matrix_shapes
+from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, file_limit, read_files
 from streamserve.protocol.errors import CheckpointError
 

@@ -4,7 +4,7 @@ import time
 
 from streamserve.contracts.cost import StepCost, fit
 from streamserve.contracts.plan import Drafter, DraftRequest
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.sampling import SamplingParams
 
 CHAIN_COUNTS = (1, 8, 64)

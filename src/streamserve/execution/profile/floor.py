@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.contracts.plan import Span, StepPlan
-from streamserve.execution.experts import is_routed
-from streamserve.execution.kv_vectors import vector_bytes
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.compute.kv_vectors import vector_bytes
+from streamserve.execution.formats.quantization import WeightFormat
+from streamserve.execution.loading.loaded import Loaded
+from streamserve.execution.model.experts import is_routed
+from streamserve.execution.model.shapes import head_bytes, layer_matrices, matrix_bytes
+from streamserve.execution.model.spec import ModelSpec
 from streamserve.execution.profile.profile import Profile
-from streamserve.execution.quantization import WeightFormat
-from streamserve.execution.shapes import head_bytes, layer_matrices, matrix_bytes
-from streamserve.execution.spec import ModelSpec
 
 
 def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":

@@ -18,18 +18,18 @@ from pathlib import Path
 import torch
 
 from streamserve.contracts.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
-from streamserve.execution.kv_cache import bytes_per_block
-from streamserve.execution.linear import Linear
-from streamserve.execution.loaded import Loaded
-from streamserve.execution.native.library import Path as KernelPath
-from streamserve.execution.native.library import ThreadPool
-from streamserve.execution.native.linear import NativeLinear
-from streamserve.execution.native.paths import multiplier_rate, name_of
+from streamserve.execution.backends.native.library import Path as KernelPath
+from streamserve.execution.backends.native.library import ThreadPool
+from streamserve.execution.backends.native.linear import NativeLinear
+from streamserve.execution.backends.native.paths import multiplier_rate, name_of
+from streamserve.execution.compute.kv_cache import bytes_per_block
+from streamserve.execution.formats.quantization import quantize
+from streamserve.execution.loading.loaded import Loaded
+from streamserve.execution.model.linear import Linear
 from streamserve.execution.profile.floor import step_floor
 from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
-from streamserve.execution.quantization import quantize
 from streamserve.system.available_memory import available_bytes
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from streamserve.contracts.cost import StepCost, SwapCost
-from streamserve.execution.native.levels import lesser_level
+from streamserve.execution.backends.native.levels import lesser_level
 from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from streamserve.contracts.cost import StepCost, fit
-from streamserve.execution.loaded import Loaded
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
 from streamserve.execution.profile.measure import MAX_DISAGREEMENT, Series, rounds_agree, seconds_of
 from streamserve.execution.profile.profile import Profile, ProfileStore

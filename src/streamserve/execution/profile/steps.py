@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import SequenceState, Span, StepPlan
 from streamserve.contracts.tree import root
-from streamserve.execution.executor import TorchExecutor
-from streamserve.execution.kv_cache import KVCache
-from streamserve.execution.load import make_attention
-from streamserve.execution.loaded import Loaded
-from streamserve.execution.swap import HostPool
+from streamserve.execution.compute.executor import TorchExecutor
+from streamserve.execution.compute.kv_cache import KVCache
+from streamserve.execution.compute.swap import HostPool
+from streamserve.execution.loading.load import make_attention
+from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.sampling import SamplingParams
 
 TOKEN_STRIDE = 7919

@@ -1,0 +1,33 @@
+"""Open a model's checkpoint: a folder in Hugging Face layout, or GGUF files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from streamserve.execution.formats.check import AnyCheckpoint, check_weights
+from streamserve.execution.formats.checkpoint import Checkpoint
+from streamserve.execution.formats.gguf.checkpoint import GgufCheckpoint
+from streamserve.execution.formats.gguf.spec import read_spec as read_gguf_spec
+from streamserve.execution.model import spec as hugging_face
+from streamserve.execution.model.shapes import HEAD
+from streamserve.execution.model.spec import ModelSpec
+from streamserve.gguf.files import open_gguf
+from streamserve.gguf.paths import gguf_file
+
+
+def open_checkpoint(path: Path, embeds: bool = False) -> tuple[ModelSpec, AnyCheckpoint]:
+    """Return the spec of the model at `path` and its checked tensors. A model that only `embeds` may be a
+    base model without an output head. Raises CheckpointError, which names the file and the unsupported
+    feature."""
+    file = gguf_file(path)
+    spec: ModelSpec
+    checkpoint: AnyCheckpoint
+    if file is None:
+        spec, checkpoint = hugging_face.read_spec(path, embeds), Checkpoint(path, embeds)
+        if embeds and HEAD not in checkpoint:
+            spec = replace(spec, tied_embeddings=True)  # no logits are computed
+    else:
+        model = open_gguf(file)
+        spec = read_gguf_spec(model)
+        checkpoint = GgufCheckpoint(model, spec)
+    check_weights(checkpoint, spec)
+    return spec, checkpoint

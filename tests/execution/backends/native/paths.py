@@ -1,0 +1,22 @@
+"""Which instructions compute with which numbers."""
+
+import pytest
+import torch
+
+from streamserve.execution.backends.native.library import Path
+from streamserve.protocol.config import KernelPath
+
+EVERY_PATH = [(path, torch.bfloat16) for path in Path] + [
+    (path, torch.float32) for path in (Path.PORTABLE, Path.AVX2, Path.AVX512)
+]
+
+
+def name_of(path: Path, dtype: torch.dtype) -> str:
+    """Return a path and its numbers, as lists of what tests left out name them."""
+    return f"{path.name} for {str(dtype).removeprefix('torch.')}"
+
+
+def repeated(item: pytest.Item) -> KernelPath | None:
+    """Return the lesser processor as on which a test is repeated; None for the test itself (conftest.py)."""
+    bound = item.callspec.params.get("pool", "auto") if hasattr(item, "callspec") else "auto"
+    return None if bound == "auto" else bound
