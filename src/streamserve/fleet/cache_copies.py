@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from streamserve.fleet.events import Command, Open, Send
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.messages import Cancel, RequestKind
 from streamserve.protocol.sampling import SamplingParams
@@ -48,8 +49,9 @@ class CacheCopies:
         number = next(self._numbers)
         name = f"{NAMES}{kind.value}/{number}"
         opened = Open(name, tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt, adapter=adapter)
-        copy = OpenRequest(opened, now, -number, writer, owner, kind=kind)
-        copy.open_choices = copy.transferring = frozenset({0})
+        copy = OpenRequest(opened, now, -number, open_choices=frozenset({0}), kind=kind)
+        copy.assign(writer, owner)
+        copy.become(RequestStatus.RESERVING)
         self.open[name] = copy
         self.commands.append(Send(owner, copy.submit("decode")))
         return name
@@ -58,7 +60,6 @@ class CacheCopies:
         """Ask the worker that has the KV to send it, now that the blocks are reserved."""
         copy = self.open.get(name)
         if copy and copy.worker:
-            copy.planned = True
             self.commands.append(Send(copy.worker, copy.submit("return")))
 
     def count(self, kind: RequestKind) -> int:

@@ -10,6 +10,7 @@ from streamserve.fleet.events import Command, Deliver, Send
 from streamserve.fleet.kv_transfers import KVTransfers
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import GapError, OpenRequest
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.errors import RequestError
@@ -100,5 +101,6 @@ class Delivery:
             self._dispatcher.update_load(request, now)
             self._transfers.pushes.advance(request, now)
         if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in reported):
-            request.planned = True
+            if request.status is RequestStatus.QUEUED:
+                request.become(RequestStatus.RUNNING)
             self._transfers.reserve(request)

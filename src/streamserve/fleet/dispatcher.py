@@ -16,7 +16,8 @@ from streamserve.fleet.kept_outputs import NOTHING, Kept
 from streamserve.fleet.placement import Placement, WorkerRoute
 from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.quarantine import Quarantine
-from streamserve.fleet.requests import NO_CHOICES, OpenRequest, no_outputs
+from streamserve.fleet.request_status import RequestStatus
+from streamserve.fleet.requests import OpenRequest, no_outputs
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cancel
@@ -77,7 +78,10 @@ class Dispatcher:
     @property
     def some_wait(self) -> bool:
         """Whether a request waits for a worker."""
-        return any(request.worker is None and request.placeable for request in self.requests.values())
+        return any(
+            request.status is RequestStatus.WAITING and request.placeable
+            for request in self.requests.values()
+        )
 
     def place(self, request: OpenRequest, now: float) -> None:
         """Send a request to the worker that the router chooses. The request stays waiting if no route
@@ -158,24 +162,23 @@ class Dispatcher:
         params = request.opened.params
         final = not request.opened.open or request.opened.answer_early
         local = route.decode is None or (final and params.max_tokens in (0, 1))
-        request.worker, request.decode = route.worker, None if local else route.decode
-        request.transferring = NO_CHOICES if local else request.open_choices
-        request.hold = self.holds(request)
+        request.assign(route.worker, None if local else route.decode)
+        hold = self.holds(request)
         request.arriving.computed = len(request.opened.prompt) - route.tokens
         if any(request.outputs.values()):
             self._workers[route.worker].queue(request.name, Queued(route.tokens), now)
             self._workers[request.decode or route.worker].expects(request.name)
         else:
             self.update_load(request, now)
-        self._commands.append(Send(route.worker, request.submit("both" if local else "prefill")))
-        if request.hold and request.decode:
-            request.reserving = True
+        self._commands.append(Send(route.worker, request.submit("both" if local else "prefill", hold)))
+        if hold and request.decode:
+            request.become(RequestStatus.RESERVING)
             self._commands.append(Send(request.decode, request.submit("decode")))
 
     def place_waiting(self, now: float) -> None:
         """Place all requests that have no worker."""
         for request in list(self.requests.values()):
-            if request.worker is None:
+            if request.status is RequestStatus.WAITING:
                 self.place(request, now)
 
     def refuse_unservable(self, now: float) -> None:

@@ -46,6 +46,7 @@ from streamserve.fleet.kept_outputs import NOTHING, KeptOutputStore
 from streamserve.fleet.kv_transfers import KVTransfers
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.scaling import Scaling
 from streamserve.fleet.supervisor import WorkerSupervisor
@@ -221,7 +222,7 @@ class Fleet:
         edited = request.edit(event, now)
         if not request.admitted:
             self.dispatcher.waiting.add(request.name, len(request.opened.prompt))
-        if request.worker is None:
+        if request.status is RequestStatus.WAITING:
             self.dispatcher.place(request, now)
         elif edited.changed and request.decode and request.opened.answer_early:
             # Each version of the answer is handed over to the decode worker, so each is a separate attempt.
@@ -243,14 +244,14 @@ class Fleet:
             event.request, request.attempt, event.version, event.retained, event.tokens, event.finish,
             params, event.tail, now,
         )  # fmt: skip
-        if request.worker and not request.opened.answer_early and self.dispatcher.holds(request):
-            request.hold = True
+        hold = not request.opened.answer_early and self.dispatcher.holds(request)
+        if request.worker and hold:
             self.commands.append(Send(request.worker, Hold(request.name, request.attempt)))
-        for worker in (request.worker, request.decode if request.reserving else None):
+        for worker in (request.worker, request.decode if request.status.at_decode_worker else None):
             if worker:
                 self.commands.append(Send(worker, message))
         self.dispatcher.update_load(request, now)
-        self.transfers.reserve(request)
+        self.transfers.reserve(request, hold)
 
     def _close(self, event: Close, now: float) -> None:
         request = self.requests.get(event.request)

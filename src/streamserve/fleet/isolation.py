@@ -5,6 +5,7 @@ from streamserve.fleet.availability import Availability
 from streamserve.fleet.dispatcher import Dispatcher
 from streamserve.fleet.events import WorkerLost
 from streamserve.fleet.quarantine import Quarantine, Trial
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.errors import RequestError
 
@@ -62,7 +63,9 @@ class Isolation:
     def _blocks_others(self, trial: Trial) -> bool:
         """Return whether requests outside the trial wait for its end."""
         waiting = (
-            name for name, request in self._requests.items() if request.worker is None and request.placeable
+            name
+            for name, request in self._requests.items()
+            if request.status is RequestStatus.WAITING and request.placeable
         )
         return any(name not in trial.group.members and not self._quarantine.waits(name) for name in waiting)
 

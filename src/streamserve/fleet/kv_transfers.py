@@ -11,6 +11,7 @@ from streamserve.fleet.availability import Availability
 from streamserve.fleet.cache_copies import CacheCopies
 from streamserve.fleet.events import Command, Send
 from streamserve.fleet.kv_writeback import WritebackManager
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.reservations import ReservationBook
 from streamserve.fleet.stream_pushes import StreamPushes
@@ -33,13 +34,13 @@ class KVTransfers:
         self._requests = requests
         self._commands = commands
 
-    def reserve(self, request: OpenRequest) -> None:
+    def reserve(self, request: OpenRequest, hold: bool = False) -> None:
         """Reserve KV blocks at the decode worker, once the prompt is complete (or answered early) and its
-        first chunk is scheduled. If the first token waits for the reservation, reserve at once."""
+        first chunk is scheduled. With `hold`, the first token waits for the reservation: reserve at once."""
         complete = not request.opened.open or request.opened.answer_early
-        due = (request.planned or request.hold) and complete and bool(request.open_choices)
-        if due and request.decode and not request.reserving:
-            request.reserving = True
+        begun = request.status is RequestStatus.RUNNING or (hold and request.status is RequestStatus.QUEUED)
+        if begun and complete and request.open_choices and request.decode:
+            request.become(RequestStatus.RESERVING)
             self.pushes.finish(request)
             self._commands.append(Send(request.decode, request.submit("decode")))
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamserve.fleet.events import Command, Send
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import NO_CHOICES, OpenRequest
 from streamserve.protocol.messages import Pushed, Reserved
 from streamserve.protocol.transfers import Join, Push, Release, TransferReservation
@@ -54,6 +55,8 @@ class ReservationBook:
             self._commands.append(Send(owner, Release(reservation.id)))
             return None
         self._open[reservation.id] = OpenReservation(reservation, request.worker, owner)
+        if request.status is RequestStatus.RESERVING:
+            request.become(RequestStatus.RESERVED)
         return request.worker
 
     def pushed(self, worker: str, update: Pushed, requests: Mapping[str, OpenRequest]) -> OpenRequest | None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamserve.fleet.cache_copies import CacheCopies
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.messages import RequestKind
@@ -93,7 +94,7 @@ class StreamPushes:
         """End the push of a stream that is finished, unless its blocks are being written."""
         name = request.arriving.push
         copy = self._copies.open.get(name or "")
-        if name and copy and not copy.planned:
+        if name and copy and copy.status is RequestStatus.RESERVING:
             self._pushes.pop(name, None)
             self._copies.drop(name)
         request.arriving.push = None
