@@ -8,6 +8,8 @@ around it is in `runtime`.
     processes   WorkerLost, WorkerDead        │       │   Start, Kill, Retire  → processes
     clock       Tick                          └───────┘
 
+All parts of the fleet append their commands to one list, `Fleet.commands`, which `Fleet.handle` returns.
+
 For each request it stores the tokens that were delivered to the client. When a worker dies, its requests go
 to another worker (or to the same one after its restart) as a new attempt that carries those tokens and
 continues after them. It stores the latest version of each prompt stream, so an acknowledged edit is never
