@@ -22,10 +22,10 @@ class RequestStatus(Enum):
 
     * WAITING: no worker has it.
     * QUEUED: it has been submitted to its worker, which has not begun its prompt.
-    * RUNNING: its worker computes it. If it has a decode worker, this one does not have it yet.
+    * RUNNING: its worker computes it. Its decode worker, if there is one, does not have it yet.
     * RESERVING: its decode worker was asked to reserve blocks for its KV.
-    * RESERVED: its decode worker has reserved blocks. The choices in `OpenRequest.transferring` still wait
-      for their KV, the others decode there.
+    * RESERVED: its decode worker has reserved blocks. Choices in `OpenRequest.transferring` still wait for
+      their KV; the other choices decode there.
 
     `at_decode_worker`: whether its decode worker has it.
     """
