@@ -69,6 +69,17 @@ def test_requests_wait_until_a_worker_is_ready() -> None:
     assert fleet.health() == (True, "ready")
 
 
+def test_an_event_whose_handling_raised_leaves_no_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = started()
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.scaling, "sweep", lambda now: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fleet.handle(OPEN, 0.0)
+    assert fleet.commands
+    assert fleet.handle(Tick(), 0.0) == []
+    assert fleet.abandon("another", RequestError("no")) == []
+
+
 def test_tokens_are_passed_on_and_the_last_one_ends_the_request() -> None:
     fleet = started()
     attempt = submitted(fleet.handle(OPEN, 0.0)).attempt

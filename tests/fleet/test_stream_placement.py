@@ -6,6 +6,7 @@ from streamserve.baselines.routers import ROUTERS
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import ClientEdit, Close, Command, Open, Send, Tick, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.view import router_view
 from streamserve.fleet.worker_state import costs_of, pairs, pools, unified
@@ -161,7 +162,7 @@ def test_a_push_in_progress_is_dropped_when_its_stream_is_cancelled(written: boo
     fleet, push = pushing()
     request = fleet.requests["s"]
     if written:
-        fleet.transfers.copies.open[push].planned = True
+        fleet.transfers.copies.open[push].become(RequestStatus.RESERVED)
     both = sorted(request.workers)
     assert cancelled(fleet.handle(Close("s", None), 2.0), push) == both
     assert not fleet.transfers.copies.open

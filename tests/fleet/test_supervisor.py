@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from streamserve.fleet.events import Heartbeat, Kill, Start
+from streamserve.fleet.events import Command, Heartbeat, Kill, Start
 from streamserve.fleet.process_state import GIVE_UP_STARTS
 from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.report_totals import counted, total
@@ -19,11 +19,27 @@ from tests.fleet.fakes import READY
 
 
 def started(topology: Topology, **options) -> WorkerSupervisor:
-    supervisor = WorkerSupervisor(topology, **({"stuck_after": 30.0} | options))
+    supervisor = WorkerSupervisor(topology, **({"stuck_after": 30.0} | options), commands=[])
     supervisor.start(0.0)
     for worker in topology.names:
         assert supervisor.join(worker, READY, 5.0)
     return supervisor
+
+
+def taken(supervisor: WorkerSupervisor) -> list[Command]:
+    """Return the supervisor's commands, and clear them."""
+    commands = supervisor.commands.copy()
+    supervisor.commands.clear()
+    return commands
+
+
+def restart(supervisor: WorkerSupervisor, name: str, reason: str, now: float, blamed: bool = False) -> Start:
+    """Return the start that follows the loss of a worker."""
+    supervisor.commands.clear()
+    supervisor.lose(name, reason, now, blamed)
+    (start,) = supervisor.commands
+    assert isinstance(start, Start)
+    return start
 
 
 def backoffs(
@@ -33,7 +49,7 @@ def backoffs(
     seconds = []
     for _ in range(count):
         worker = supervisor.workers["unified-0"]
-        (start,) = supervisor.lose("unified-0", "killed", 10.0, blamed)
+        start = restart(supervisor, "unified-0", "killed", 10.0, blamed)
         assert start == Start("unified-0", worker.incarnation, start.after)
         seconds.append(start.after)
         if ready:
@@ -66,14 +82,16 @@ def test_a_worker_that_was_stable_or_finished_a_request_is_restarted_at_once() -
     backoffs(supervisor, 4, ready=True)
     supervisor.workers["unified-0"].recent_losses = 0
     assert backoffs(supervisor, 2, ready=True) == [0.0, 0.5]
-    (start,) = supervisor.lose("unified-0", "killed", 70.0)
+    start = restart(supervisor, "unified-0", "killed", 70.0)
     assert start.after == 0.0
 
 
 def test_before_the_first_request_could_be_served_a_death_is_final() -> None:
-    supervisor = WorkerSupervisor(unified(1), 30.0)
+    supervisor = WorkerSupervisor(unified(1), 30.0, [])
     supervisor.start(0.0)
-    assert supervisor.lose("unified-0", "no such model", 1.0) == []
+    assert taken(supervisor) == [Start("unified-0", 1)]
+    supervisor.lose("unified-0", "no such model", 1.0)
+    assert taken(supervisor) == []
     assert supervisor.workers["unified-0"].failure
 
 
@@ -93,23 +111,24 @@ def test_recovery_is_the_backoff_and_the_load_time() -> None:
 def test_a_loss_is_processed_once() -> None:
     supervisor = started(unified(1))
     assert supervisor.is_current("unified-0", 1)
-    assert supervisor.lose("unified-0", "killed", 1.0)
+    assert restart(supervisor, "unified-0", "killed", 1.0)
     assert not supervisor.is_current("unified-0", 1)
 
 
 IN_A_STEP = Heartbeat(at=0.0, phase="run", moved_at=0.0, predicted=50.0)
 
 
-def ticked(supervisor: WorkerSupervisor, since: float, now: float, **changes: float) -> list[Kill]:
+def ticked(supervisor: WorkerSupervisor, since: float, now: float, **changes: float) -> list[Command]:
     """Look at the workers twice a second; return what is killed by `now`. Unless they change, a sign of life
     and progress were seen each time."""
-    kills, at = [], since
+    supervisor.commands.clear()
+    at = since
     while at <= now:
         beat = dataclasses.replace(IN_A_STEP, **({"at": at, "moved_at": at} | changes))
         key = "unified-0", supervisor.workers["unified-0"].incarnation
-        kills += supervisor.tick(at, {key: beat})
+        supervisor.tick(at, {key: beat})
         at += 0.5
-    return kills
+    return taken(supervisor)
 
 
 def test_a_step_whose_parts_are_predicted_to_be_long_may_be_long() -> None:
@@ -151,16 +170,22 @@ def test_heartbeats_of_an_earlier_process_do_not_count() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     supervisor.workers["unified-0"].queue("r", Queued(5), 5.0)
     beats = {("unified-0", 0): IN_A_STEP}
-    assert sum(len([*supervisor.tick(0.5 * tick, beats)]) for tick in range(10, 40)) == 1
+    supervisor.commands.clear()
+    for tick in range(10, 40):
+        supervisor.tick(0.5 * tick, beats)
+    assert len(taken(supervisor)) == 1
 
 
 def test_an_idle_worker_is_killed_as_soon_as_a_request_waits() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
+    supervisor.commands.clear()
     beats = {("unified-0", 1): Heartbeat(at=5.0)}
     for tick in range(10, 50):
-        assert list(supervisor.tick(0.5 * tick, beats)) == []
+        supervisor.tick(0.5 * tick, beats)
+        assert not supervisor.commands
     assert supervisor.availability.health()[1].startswith("worker unified-0 is stuck")
-    assert list(supervisor.tick(25.0, beats, waiting=True))
+    supervisor.tick(25.0, beats, waiting=True)
+    assert taken(supervisor)
 
 
 def test_workers_are_not_killed_when_this_process_was_stopped() -> None:
@@ -174,7 +199,7 @@ def test_workers_are_not_killed_when_this_process_was_stopped() -> None:
 
 
 def test_a_worker_that_hangs_while_it_loads_is_killed() -> None:
-    supervisor = WorkerSupervisor(unified(1), 30.0)
+    supervisor = WorkerSupervisor(unified(1), 30.0, [])
     supervisor.start(0.0)
     assert ticked(supervisor, 0.0, 300.0, phase="", at=299.0) == []
     assert ticked(supervisor, 300.5, 419.0, phase="", at=299.0) == []
@@ -244,7 +269,7 @@ def test_a_worker_that_does_not_fit_is_named_and_started_less_and_less_often() -
     supervisor.lose("unified-1", "its process ended with SIGKILL", now)
     for _ in range(12):
         supervisor.fail("unified-1", Failed("it is another model", 2, misfit=True))
-        (start,) = supervisor.lose("unified-1", "its process ended with exit status 2", now)
+        start = restart(supervisor, "unified-1", "its process ended with exit status 2", now)
         waits.append(start.after)
         now += start.after
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
@@ -255,7 +280,7 @@ def test_a_worker_that_does_not_fit_is_named_and_started_less_and_less_often() -
     )
     assert supervisor.join("unified-1", READY, now)
     assert supervisor.availability.missing() == ""
-    (start,) = supervisor.lose("unified-1", "its process ended with SIGKILL", now + 100)
+    start = restart(supervisor, "unified-1", "its process ended with SIGKILL", now + 100)
     assert start.after == 0.0
 
 
@@ -305,7 +330,7 @@ def test_counters_of_workers_that_ended_are_kept() -> None:
     for worker in supervisor.workers.values():
         worker.reported(REPORT)
     supervisor.lose("unified-0", "killed", 10.0)
-    list(supervisor.remove(["unified-1"]))
+    supervisor.remove(["unified-1"])
     assert supervisor.ended is not None
     assert supervisor.ended.generation_tokens == 2 * REPORT.generation_tokens
     assert supervisor.ended.speculation.accepted_at == [2 * count for count in REPORT.speculation.accepted_at]

@@ -5,10 +5,10 @@ AdapterLoaded     ──▶                                               before
 RemoveAdapter     ──▶             ──▶ UnloadAdapter, once no open request needs it
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from streamserve.fleet.events import Send
+from streamserve.fleet.events import Command, Send
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.adapters import Adapter
@@ -35,10 +35,13 @@ class AdapterState:
 
 class AdapterBook:
     """The adapters of `workers`, by the hash of their files. The `given` adapters are loaded from the
-    start."""
+    start. Messages to workers are appended to `commands`."""
 
-    def __init__(self, given: Iterable[Adapter], workers: Mapping[str, WorkerState]) -> None:
+    def __init__(
+        self, given: Iterable[Adapter], workers: Mapping[str, WorkerState], commands: list[Command]
+    ) -> None:
         self._workers = workers
+        self._commands = commands
         self.adapters = {adapter.fingerprint: AdapterState(adapter.path) for adapter in given}
 
     def serves(self, fingerprint: str) -> bool:
@@ -46,18 +49,18 @@ class AdapterBook:
         state = self.adapters.get(fingerprint)
         return not fingerprint or (state is not None and not state.leaving)
 
-    def add(self, adapter: Adapter) -> Iterator[Send]:
+    def add(self, adapter: Adapter) -> None:
         """Load an adapter at all workers that are ready and do not have it."""
         state = self.adapters.setdefault(adapter.fingerprint, AdapterState(adapter.path))
         state.leaving, state.error, state.path = False, "", adapter.path
         for name, worker in self._workers.items():
             if worker.ready and name not in state.loaded | state.waiting:
-                yield self._load(name, adapter.fingerprint)
+                self._load(name, adapter.fingerprint)
 
-    def joined(self, worker: str) -> Iterator[Send]:
+    def joined(self, worker: str) -> None:
         """Load all adapters at a worker that has become ready."""
         for fingerprint in self.adapters:
-            yield self._load(worker, fingerprint)
+            self._load(worker, fingerprint)
 
     def answered(self, worker: str, answer: AdapterLoaded) -> None:
         """Record a worker's answer."""
@@ -81,7 +84,7 @@ class AdapterBook:
         if fingerprint in self.adapters:
             self.adapters[fingerprint].leaving = True
 
-    def sweep(self, requests: Iterable[OpenRequest]) -> Iterator[Send]:
+    def sweep(self, requests: Iterable[OpenRequest]) -> None:
         """Unload the removed adapters that no open request uses."""
         leaving = {fingerprint for fingerprint, state in self.adapters.items() if state.leaving}
         if not leaving:
@@ -89,9 +92,9 @@ class AdapterBook:
         for fingerprint in leaving - {request.opened.adapter for request in requests}:
             state = self.adapters.pop(fingerprint)
             for worker in sorted(state.loaded | state.waiting):
-                yield Send(worker, UnloadAdapter(fingerprint))
+                self._commands.append(Send(worker, UnloadAdapter(fingerprint)))
 
-    def _load(self, worker: str, fingerprint: str) -> Send:
+    def _load(self, worker: str, fingerprint: str) -> None:
         state = self.adapters[fingerprint]
         state.waiting.add(worker)
-        return Send(worker, LoadAdapter(fingerprint, state.path))
+        self._commands.append(Send(worker, LoadAdapter(fingerprint, state.path)))

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from streamserve.fleet.events import Open, Send
+from streamserve.fleet.events import Command, Open, Send
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.messages import Cancel, RequestKind
 from streamserve.protocol.sampling import SamplingParams
@@ -26,8 +27,10 @@ PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=0)
 
 @dataclass
 class CacheCopies:
-    """The copies in progress, by names that no client's request has."""
+    """The copies in progress, by names that no client's request has. Messages to workers are appended to
+    `commands`."""
 
+    commands: list[Command]
     open: dict[str, OpenRequest] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -40,23 +43,24 @@ class CacheCopies:
         owner: str,
         now: float,
         adapter: str = "",
-    ) -> tuple[str, Send]:
+    ) -> str:
         """Begin a copy of the KV of `tokens`, which fill whole blocks. `adapter` is the LoRA adapter they
-        were computed with, or "". Return the copy's name and the message to send."""
+        were computed with, or "". Return the copy's name."""
         number = next(self._numbers)
         name = f"{NAMES}{kind.value}/{number}"
         opened = Open(name, tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt, adapter=adapter)
-        copy = OpenRequest(opened, now, -number, writer, owner, kind=kind)
-        copy.open_choices = copy.transferring = frozenset({0})
+        copy = OpenRequest(opened, now, -number, open_choices=frozenset({0}), kind=kind)
+        copy.assign(writer, owner)
+        copy.become(RequestStatus.RESERVING)
         self.open[name] = copy
-        return name, Send(owner, copy.submit("decode"))
+        self.commands.append(Send(owner, copy.submit("decode")))
+        return name
 
-    def reserved(self, name: str) -> Iterator[Send]:
+    def reserved(self, name: str) -> None:
         """Ask the worker that has the KV to send it, now that the blocks are reserved."""
         copy = self.open.get(name)
         if copy and copy.worker:
-            copy.planned = True
-            yield Send(copy.worker, copy.submit("return"))
+            self.commands.append(Send(copy.worker, copy.submit("return")))
 
     def count(self, kind: RequestKind) -> int:
         """Return the number of copies of a kind."""
@@ -66,12 +70,12 @@ class CacheCopies:
         """Record that a copy is complete."""
         self.open.pop(name, None)
 
-    def drop(self, name: str, ended_worker: str = "") -> Iterator[Send]:
+    def drop(self, name: str, ended_worker: str = "") -> None:
         """Drop a copy at all its workers except `ended_worker`."""
         copy = self.open.pop(name, None)
         if copy:
             for worker in sorted(copy.workers - {ended_worker}):
-                yield Send(worker, Cancel(name))
+                self.commands.append(Send(worker, Cancel(name)))
 
     def of(self, worker: str) -> list[str]:
         """Return the names of a worker's copies."""

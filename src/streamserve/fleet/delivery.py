@@ -4,14 +4,13 @@ Events ──▶ Delivery ──▶ Deliver, Refuse             each event once,
                └──▶ admission's rates, worker loads, trials, KV reservations and write-backs
 """
 
-from collections.abc import Iterator
-
 from streamserve.fleet.admission import Admission
 from streamserve.fleet.dispatcher import Dispatcher
 from streamserve.fleet.events import Command, Deliver, Send
 from streamserve.fleet.kv_transfers import KVTransfers
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import GapError, OpenRequest
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.errors import RequestError
@@ -19,7 +18,7 @@ from streamserve.protocol.messages import Admitted, Cancel, Event, Finished, Pro
 
 
 class Delivery:
-    """Passes events of the dispatcher's requests on to clients."""
+    """Passes events of the dispatcher's requests on to clients, by `Deliver` in `commands`."""
 
     def __init__(
         self,
@@ -29,6 +28,7 @@ class Delivery:
         quarantine: Quarantine,
         admission: Admission,
         workers: dict[str, WorkerState],
+        commands: list[Command],
     ) -> None:
         self._dispatcher = dispatcher
         self._transfers = transfers
@@ -36,8 +36,9 @@ class Delivery:
         self._quarantine = quarantine
         self._admission = admission
         self._workers = workers
+        self._commands = commands
 
-    def deliver(self, events: list[Event], now: float) -> Iterator[Command]:
+    def deliver(self, events: list[Event], now: float) -> None:
         """Deliver the new events of each request, in one batch per request."""
         by_request: dict[str, list[Event]] = {}
         for event in events:
@@ -45,9 +46,9 @@ class Delivery:
         for name, reported in by_request.items():
             request = self._dispatcher.requests.get(name)
             if request is not None:
-                yield from self._deliver(request, reported, now)
+                self._deliver(request, reported, now)
             elif any(isinstance(event, Finished) for event in reported):
-                yield from self._transfers.end_copy(name, False, now)
+                self._transfers.end_copy(name, False, now)
 
     def finish(self, request: OpenRequest, now: float) -> None:
         """Forget a request that is over: record its cached blocks, and reset its workers' counts of recent
@@ -58,31 +59,32 @@ class Delivery:
             self._workers[worker].recent_losses = 0
         self._dispatcher.forget(request)
 
-    def _deliver(self, request: OpenRequest, reported: list[Event], now: float) -> Iterator[Command]:
+    def _deliver(self, request: OpenRequest, reported: list[Event], now: float) -> None:
         try:
             fresh = [new for event in reported if (new := request.accept(event, now)) is not None]
         except GapError as gap:
-            yield from self._dispatcher.cancel(request)
-            yield self._dispatcher.refuse(request, RequestError(str(gap), status=500))
+            self._dispatcher.cancel(request)
+            self._dispatcher.refuse(request, RequestError(str(gap), status=500))
             return
-        yield from self._update_records(request, reported, fresh, now)
+        self._update_records(request, reported, fresh, now)
         last = not request.open_choices
         if last:
             if request.decode and request.name not in self._workers[request.decode].decoding:
-                yield Send(request.decode, Cancel(request.name))  # the request ended before its KV transfer
+                # The request ended before its KV transfer.
+                self._commands.append(Send(request.decode, Cancel(request.name)))
             refused = any(isinstance(event, Finished) and event.error for event in fresh)
             if refused:
                 # The other half of the pair still has the request.
-                yield from self._dispatcher.cancel(request)
+                self._dispatcher.cancel(request)
             self.finish(request, now)
             if not refused:
-                yield from self._transfers.finished(request, now)
+                self._transfers.finished(request, now)
         if fresh or last:
-            yield Deliver(request.name, fresh, last)
+            self._commands.append(Deliver(request.name, fresh, last))
 
     def _update_records(
         self, request: OpenRequest, reported: list[Event], fresh: list[Event], now: float
-    ) -> Iterator[Command]:
+    ) -> None:
         """Update the fleet's records (admission, worker load, quarantine, KV reservation) from a request's
         events."""
         if any(isinstance(event, Admitted) for event in fresh):
@@ -97,7 +99,8 @@ class Delivery:
         if request.opened.open and any(isinstance(event, Progress) for event in fresh):
             self._quarantine.progressed(request)
             self._dispatcher.update_load(request, now)
-            yield from self._transfers.pushes.advance(request, now)
+            self._transfers.pushes.advance(request, now)
         if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in reported):
-            request.planned = True
-            yield from self._transfers.reserve(request)
+            if request.status is RequestStatus.QUEUED:
+                request.become(RequestStatus.RUNNING)
+            self._transfers.reserve(request)

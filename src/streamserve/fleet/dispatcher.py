@@ -6,7 +6,6 @@
 A request's record and the load records of its workers change together, here alone.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
 
@@ -17,7 +16,8 @@ from streamserve.fleet.kept_outputs import NOTHING, Kept
 from streamserve.fleet.placement import Placement, WorkerRoute
 from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.quarantine import Quarantine
-from streamserve.fleet.requests import NO_CHOICES, OpenRequest, no_outputs
+from streamserve.fleet.request_status import RequestStatus
+from streamserve.fleet.requests import OpenRequest, no_outputs
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cancel
@@ -34,7 +34,8 @@ def _choices(number: int) -> frozenset[int]:
 
 
 class Dispatcher:
-    """The open `requests` by name. A request that was lost `max_attempts` times is not tried again."""
+    """The open `requests` by name. A request that was lost `max_attempts` times is not tried again. Messages
+    to workers and clients are appended to `commands`."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Dispatcher:
         quarantine: Quarantine,
         max_attempts: int,
         slo_admission: bool,
+        commands: list[Command],
     ) -> None:
         self.requests: dict[str, OpenRequest] = {}
         self.waiting = WaitingPrompts()
@@ -52,11 +54,12 @@ class Dispatcher:
         self._quarantine = quarantine
         self._max_attempts = max_attempts
         self._slo_admission = slo_admission
+        self._commands = commands
         self._attempts = count()
         self.rerouted = 0
         """Prompt streams that were moved to another route."""
 
-    def open(self, event: Open, now: float, kept: Kept = NOTHING) -> Iterator[Command]:
+    def open(self, event: Open, now: float, kept: Kept = NOTHING) -> None:
         """Open a request and place it. Its first tokens are the outputs that another head's workers have
         `kept`; if these are complete, no worker is needed."""
         request = OpenRequest(event, now, next(self._attempts))
@@ -66,41 +69,45 @@ class Dispatcher:
         self.waiting.add(request.name, len(event.prompt))
         if kept:
             tokens: list[messages.Event] = [*request.begin_with(kept, now)]
-            yield Deliver(request.name, tokens, last=not request.open_choices)
+            self._commands.append(Deliver(request.name, tokens, last=not request.open_choices))
         if request.open_choices:
-            yield from self.place(request, now)
+            self.place(request, now)
         else:
             self.forget(request)
 
     @property
     def some_wait(self) -> bool:
         """Whether a request waits for a worker."""
-        return any(request.worker is None and request.placeable for request in self.requests.values())
+        return any(
+            request.status is RequestStatus.WAITING and request.placeable
+            for request in self.requests.values()
+        )
 
-    def place(self, request: OpenRequest, now: float) -> Iterator[Command]:
+    def place(self, request: OpenRequest, now: float) -> None:
         """Send a request to the worker that the router chooses. The request stays waiting if no route
         candidate is free, or if it is a prompt stream without content."""
         if not self._availability.can_serve:
-            yield self.refuse(request, self.unavailable(self._availability.health()[1], now))
+            self.refuse(request, self.unavailable(self._availability.health()[1], now))
             return
         route = None if self._quarantine.waits(request.name) else self._route(request, now)
         if route is not None:
-            yield from self._assign(request, route, now)
+            self._assign(request, route, now)
 
-    def reroute(self, request: OpenRequest, now: float, new_attempt: bool = False) -> Iterator[Command]:
-        """Move a prompt stream to a better route, as a new attempt. Without `new_attempt`, it stays and
-        nothing is yielded, unless the move is worth its cost or the decode worker is gone."""
+    def reroute(self, request: OpenRequest, now: float, new_attempt: bool = False) -> bool:
+        """Move a prompt stream to a better route, as a new attempt; return whether one began. Without
+        `new_attempt`, it stays unless the move is worth its cost or the decode worker is gone."""
         decode = request.decode
         ended = decode if decode and not self._workers[decode].ready else ""
         new_attempt = new_attempt or bool(ended)
         route = self._route(request, now, stay=(request.worker or "", decode))
         stays = route is None or (route.worker, route.decode) == (request.worker, decode)
         if stays and not new_attempt:
-            return
+            return False
         self.rerouted += not stays
-        yield from self.withdraw(request, ended)
+        self.withdraw(request, ended)
         if route is not None:
-            yield from self._assign(request, route, now)
+            self._assign(request, route, now)
+        return True
 
     def update_load(self, request: OpenRequest, now: float) -> None:
         """Record at a request's workers how much of it is left to compute.
@@ -149,72 +156,71 @@ class Dispatcher:
             return None
         return self._placement.choose(request, now, without=self._quarantine.reserved(now), stay=stay)
 
-    def _assign(self, request: OpenRequest, route: WorkerRoute, now: float) -> Iterator[Command]:
+    def _assign(self, request: OpenRequest, route: WorkerRoute, now: float) -> None:
         """Send a request to its worker. If the first token waits for the decision of the decode worker, send
         the request there too. A request that ends with its first token is decoded by its first worker."""
         params = request.opened.params
         final = not request.opened.open or request.opened.answer_early
         local = route.decode is None or (final and params.max_tokens in (0, 1))
-        request.worker, request.decode = route.worker, None if local else route.decode
-        request.transferring = NO_CHOICES if local else request.open_choices
-        request.hold = self.holds(request)
+        request.assign(route.worker, None if local else route.decode)
+        hold = self.holds(request)
         request.arriving.computed = len(request.opened.prompt) - route.tokens
         if any(request.outputs.values()):
             self._workers[route.worker].queue(request.name, Queued(route.tokens), now)
             self._workers[request.decode or route.worker].expects(request.name)
         else:
             self.update_load(request, now)
-        yield Send(route.worker, request.submit("both" if local else "prefill"))
-        if request.hold and request.decode:
-            request.reserving = True
-            yield Send(request.decode, request.submit("decode"))
+        self._commands.append(Send(route.worker, request.submit("both" if local else "prefill", hold)))
+        if hold and request.decode:
+            request.become(RequestStatus.RESERVING)
+            self._commands.append(Send(request.decode, request.submit("decode")))
 
-    def place_waiting(self, now: float) -> Iterator[Command]:
+    def place_waiting(self, now: float) -> None:
         """Place all requests that have no worker."""
         for request in list(self.requests.values()):
-            if request.worker is None:
-                yield from self.place(request, now)
+            if request.status is RequestStatus.WAITING:
+                self.place(request, now)
 
-    def refuse_unservable(self, now: float) -> Iterator[Command]:
+    def refuse_unservable(self, now: float) -> None:
         """Refuse all requests if no worker can serve them any more."""
         if not self._availability.can_serve:
             for request in list(self.requests.values()):
-                yield from self.place(request, now)
+                self.place(request, now)
 
-    def end_answers(self, reason: str) -> Iterator[Command]:
+    def end_answers(self, reason: str) -> None:
         """End the requests for which tokens were delivered, because no worker can continue them."""
         for request in list(self.requests.values()):
             if any(request.outputs.values()):
-                yield from self.cancel(request)
-                yield self.refuse(request, RequestError(reason, status=503))
+                self.cancel(request)
+                self.refuse(request, RequestError(reason, status=503))
 
-    def withdraw(self, request: OpenRequest, ended_worker: str = "") -> Iterator[Command]:
+    def withdraw(self, request: OpenRequest, ended_worker: str = "") -> None:
         """Remove a request from its workers and prepare its next attempt, which continues after the delivered
         tokens."""
-        yield from self.cancel(request, ended_worker)
+        self.cancel(request, ended_worker)
         self._leave(request)
         request.next_attempt(next(self._attempts))
 
-    def retry(self, request: OpenRequest, reason: str, now: float) -> Iterator[Command]:
+    def retry(self, request: OpenRequest, reason: str, now: float) -> None:
         """Start another attempt that continues after the delivered tokens; refuse the request after
         `max_attempts` losses."""
         request.losses += 1
-        yield from self.withdraw(request)
+        self.withdraw(request)
         if request.losses >= self._max_attempts:
             message = f"this request was lost {request.losses} times: {reason}"
-            yield self.refuse(request, RequestError(message, status=500))
+            self.refuse(request, RequestError(message, status=500))
         else:
-            yield from self.place(request, now)
+            self.place(request, now)
 
-    def cancel(self, request: OpenRequest, ended_worker: str = "") -> Iterator[Command]:
+    def cancel(self, request: OpenRequest, ended_worker: str = "") -> None:
         """Cancel a request at all its workers except `ended_worker`."""
         for worker in sorted(request.workers - {ended_worker}):
-            yield Send(worker, Cancel(request.name))
+            self._commands.append(Send(worker, Cancel(request.name)))
 
-    def refuse(self, request: OpenRequest, error: RequestError) -> Command:
-        """Forget a request, and return the refusal to its client."""
+    def refuse(self, request: OpenRequest, error: RequestError) -> None:
+        """Forget a request and refuse it to its client."""
         self.forget(request)
-        return Refuse(request.name, error)
+        self._commands.append(Refuse(request.name, error))
 
     def forget(self, request: OpenRequest) -> None:
         """Remove a request that is over from all records."""

@@ -8,13 +8,14 @@ around it is in `runtime`.
     processes   WorkerLost, WorkerDead        │       │   Start, Kill, Retire  → processes
     clock       Tick                          └───────┘
 
+All parts of the fleet append their commands to one list, `Fleet.commands`, which `Fleet.handle` returns.
+
 For each request it stores the tokens that were delivered to the client. When a worker dies, its requests go
 to another worker (or to the same one after its restart) as a new attempt that carries those tokens and
 continues after them. It stores the latest version of each prompt stream, so an acknowledged edit is never
 lost.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from streamserve.fleet.adapters import AdapterBook
@@ -47,6 +48,7 @@ from streamserve.fleet.kept_outputs import NOTHING, KeptOutputStore
 from streamserve.fleet.kv_transfers import KVTransfers
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.scaling import Scaling
 from streamserve.fleet.supervisor import WorkerSupervisor
@@ -79,21 +81,25 @@ class Fleet:
 
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
-        self.supervisor = WorkerSupervisor(config.topology, config.stuck_after)
+        self.commands: list[Command] = []
+        """The commands of the event that is being handled, in order. All parts of the fleet append to it."""
+        self.supervisor = WorkerSupervisor(config.topology, config.stuck_after, self.commands)
         self.availability = self.supervisor.availability
         self.quarantine = Quarantine(self.availability.candidate_of, config.max_attempts)
         self.placement = Placement(self.availability, config.router, config.continue_tokens)
         self.dispatcher = Dispatcher(
-            self.availability, self.placement, self.quarantine, config.max_attempts, config.slo_admission
-        )
+            self.availability, self.placement, self.quarantine, config.max_attempts, config.slo_admission,
+            self.commands,
+        )  # fmt: skip
         self.requests = self.dispatcher.requests
-        self.transfers = KVTransfers(self.availability, self.requests)
-        self.adapters = AdapterBook(config.adapters, self.workers)
+        self.transfers = KVTransfers(self.availability, self.requests, self.commands)
+        self.adapters = AdapterBook(config.adapters, self.workers, self.commands)
         self.kept = KeptOutputStore()
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._delivery = Delivery(
-            self.dispatcher, self.transfers, self.placement, self.quarantine, self._admission, self.workers
-        )
+            self.dispatcher, self.transfers, self.placement, self.quarantine, self._admission, self.workers,
+            self.commands,
+        )  # fmt: skip
         self.scaling = Scaling(
             config, self.supervisor, self.dispatcher, self.transfers, self.placement, self.quarantine,
             self.adapters,
@@ -111,48 +117,50 @@ class Fleet:
 
     def start(self, now: float) -> list[Command]:
         """Return the commands that start the workers."""
-        return [*self.supervisor.start(now)]
+        self.commands.clear()
+        self.supervisor.start(now)
+        return self.commands.copy()
 
     def handle(self, event: FleetEvent, now: float) -> list[Command]:
         """Process one event; return the resulting commands in order."""
-        commands = self._handle(event, now)
-        commands += self.transfers.pushes.sweep(self.requests)
-        return [*commands, *self.scaling.sweep(now), *self.adapters.sweep(self.requests.values())]
+        self.commands.clear()  # if the handling of an event raised, its commands are dropped
+        self._handle(event, now)
+        self.transfers.pushes.sweep(self.requests)
+        self.scaling.sweep(now)
+        self.adapters.sweep(self.requests.values())
+        return self.commands.copy()
 
-    def _handle(self, event: FleetEvent, now: float) -> list[Command]:
+    def _handle(self, event: FleetEvent, now: float) -> None:
         match event:
             case Open():
-                return list(self._open(event, now))
+                self._open(event, now)
             case ClientEdit():
-                return list(self._edit(event, now))
+                self._edit(event, now)
             case Close():
-                return list(self._close(event, now))
+                self._close(event, now)
             case Drain(worker, draining):
                 # Waiting requests are placed at other workers; requests that run there continue.
                 self.workers[worker].draining = draining
-                return list(self.dispatcher.place_waiting(now))
+                self.dispatcher.place_waiting(now)
             case AddWorkers():
-                return list(self.scaling.add(event, now))
+                self.scaling.add(event, now)
             case RemoveWorkers():
-                return list(self.scaling.remove(event, now))
+                self.scaling.remove(event, now)
             case AddAdapter(adapter):
-                return list(self.adapters.add(adapter))
+                self.adapters.add(adapter)
             case RemoveAdapter(fingerprint):
                 self.adapters.remove(fingerprint)
-                return []
             case WorkerMessage():
-                return list(self._heard(event, now))
+                self._heard(event, now)
             case WorkerLost():
-                return list(self._lost(event, now))
+                self._lost(event, now)
             case WorkerDead(worker, incarnation):
-                return [*self.transfers.reservations.writer_dead(worker, incarnation)]
+                self.transfers.reservations.writer_dead(worker, incarnation)
             case Tick(beats):
                 self.kept.expire(now)
-                return [
-                    *self.supervisor.tick(now, beats, self.dispatcher.some_wait),
-                    *self._isolation.tick(now),
-                    *self.scaling.tick(now),
-                ]
+                self.supervisor.tick(now, beats, self.dispatcher.some_wait)
+                self._isolation.tick(now)
+                self.scaling.tick(now)
 
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and if not, why."""
@@ -173,10 +181,11 @@ class Fleet:
 
     def abandon(self, name: str, error: RequestError) -> list[Command]:
         """Cancel a request at all its workers and refuse it to its client."""
-        request = self.requests.get(name)
-        if request is None:
-            return []
-        return [*self.dispatcher.cancel(request), self.dispatcher.refuse(request, error)]
+        self.commands.clear()
+        if request := self.requests.get(name):
+            self.dispatcher.cancel(request)
+            self.dispatcher.refuse(request, error)
+        return self.commands.copy()
 
     def open_at(self, worker: str) -> int:
         """Return the number of requests that use a worker or its partner in a stream pair."""
@@ -190,7 +199,7 @@ class Fleet:
             return RequestError(f"there is no request {event.request}", status=404)
         return request.edit_refusal(event)
 
-    def _open(self, event: Open, now: float) -> Iterator[Command]:
+    def _open(self, event: Open, now: float) -> None:
         refusal: RequestError | None
         if event.request in self.requests:
             refusal = RequestError(f"request id {event.request} is in use", status=409)
@@ -201,13 +210,13 @@ class Fleet:
         if refusal is None and (reason := self.availability.unavailable_reason()):
             refusal = self.dispatcher.unavailable(reason, now)
         if refusal:
-            yield Refuse(event.request, refusal)
+            self.commands.append(Refuse(event.request, refusal))
         else:
             ready = next((worker.ready for worker in self.workers.values() if worker.ready), None)
             kept = self.kept.find(ready.model.kv_name, event, now) if ready and event.keep else NOTHING
-            yield from self.dispatcher.open(event, now, kept)
+            self.dispatcher.open(event, now, kept)
 
-    def _edit(self, event: ClientEdit, now: float) -> Iterator[Command]:
+    def _edit(self, event: ClientEdit, now: float) -> None:
         """Store the latest prompt for a next attempt. Output for an earlier version becomes void at once."""
         if self.edit_refusal(event):
             return
@@ -215,38 +224,38 @@ class Fleet:
         edited = request.edit(event, now)
         if not request.admitted:
             self.dispatcher.waiting.add(request.name, len(request.opened.prompt))
-        if request.worker is None:
-            yield from self.dispatcher.place(request, now)
+        if request.status is RequestStatus.WAITING:
+            self.dispatcher.place(request, now)
         elif edited.changed and request.decode and request.opened.answer_early:
             # Each version of the answer is handed over to the decode worker, so each is a separate attempt.
             # The workers' caches have the retained prefix.
-            yield from self.dispatcher.reroute(request, now, new_attempt=True)
+            self.dispatcher.reroute(request, now, new_attempt=True)
             self.withdrawn += edited.withdrawn
         else:
             moved = event.finish and not request.opened.answer_early and not request.isolated
-            commands = list(self.dispatcher.reroute(request, now)) if moved else []
-            yield from commands or self._forward_edit(request, event, now)
+            if not (moved and self.dispatcher.reroute(request, now)):
+                self._forward_edit(request, event, now)
         if edited.withdrawn:
             notice = OutputWithdrawn(event.request, request.attempt, event.version)
-            yield Deliver(event.request, [notice], last=False)
+            self.commands.append(Deliver(event.request, [notice], last=False))
 
-    def _forward_edit(self, request: OpenRequest, event: ClientEdit, now: float) -> Iterator[Command]:
+    def _forward_edit(self, request: OpenRequest, event: ClientEdit, now: float) -> None:
         """Pass an edit on to the workers that have the prompt stream."""
         params = request.limited(event.params) if event.params else None
         message = messages.Edit(
             event.request, request.attempt, event.version, event.retained, event.tokens, event.finish,
             params, event.tail, now,
         )  # fmt: skip
-        if request.worker and not request.opened.answer_early and self.dispatcher.holds(request):
-            request.hold = True
-            yield Send(request.worker, Hold(request.name, request.attempt))
-        for worker in (request.worker, request.decode if request.reserving else None):
+        hold = not request.opened.answer_early and self.dispatcher.holds(request)
+        if request.worker and hold:
+            self.commands.append(Send(request.worker, Hold(request.name, request.attempt)))
+        for worker in (request.worker, request.decode if request.status.at_decode_worker else None):
             if worker:
-                yield Send(worker, message)
+                self.commands.append(Send(worker, message))
         self.dispatcher.update_load(request, now)
-        yield from self.transfers.reserve(request)
+        self.transfers.reserve(request, hold)
 
-    def _close(self, event: Close, now: float) -> Iterator[Command]:
+    def _close(self, event: Close, now: float) -> None:
         request = self.requests.get(event.request)
         if request is None:
             return
@@ -256,11 +265,11 @@ class Fleet:
             request.open_choices -= {event.choice}
             request.transferring -= {event.choice}
         for worker in sorted(request.workers):
-            yield Send(worker, Cancel(event.request, event.choice))
+            self.commands.append(Send(worker, Cancel(event.request, event.choice)))
         if not request.open_choices:
             self._delivery.finish(request, now)
 
-    def _heard(self, event: WorkerMessage, now: float) -> Iterator[Command]:
+    def _heard(self, event: WorkerMessage, now: float) -> None:
         worker = self.supervisor.hear(event.worker, event.incarnation, now)
         if worker is None:
             return
@@ -269,38 +278,37 @@ class Fleet:
                 before = self.supervisor.served
                 if self.supervisor.join(event.worker, event.message, now):
                     if before and before.model.kv_name != event.message.model.kv_name:
-                        yield from self.dispatcher.end_answers(REPLACED)
-                    yield from self.adapters.joined(event.worker)
-                    yield from self._isolation.advance(now)
-                    yield from self.dispatcher.place_waiting(now)
+                        self.dispatcher.end_answers(REPLACED)
+                    self.adapters.joined(event.worker)
+                    self._isolation.advance(now)
+                    self.dispatcher.place_waiting(now)
                 else:
-                    yield Kill(event.worker, worker.error)
-                    yield from self.supervisor.outdated(now)
-                    yield from self.dispatcher.refuse_unservable(now)
+                    self.commands.append(Kill(event.worker, worker.error))
+                    self.supervisor.outdated(now)
+                    self.dispatcher.refuse_unservable(now)
             case KeptOutputs():
                 self.kept.add(event.message, now)
             case AdapterLoaded():
                 self.adapters.answered(event.worker, event.message)
             case Failed():
                 self.supervisor.fail(event.worker, event.message)
-                yield from self.supervisor.outdated(now)
-                yield from self.dispatcher.refuse_unservable(now)
+                self.supervisor.outdated(now)
+                self.dispatcher.refuse_unservable(now)
             case Report():
                 worker.reported(event.message)
             case Cached():
                 self.placement.view.update(event.worker, event.message, worker.blocks)
             case Events():
-                yield from self._delivery.deliver(event.message.events, now)
-                yield from self._isolation.advance(now)
+                self._delivery.deliver(event.message.events, now)
+                self._isolation.advance(now)
             case Transfers():
                 for update in event.message.updates:
-                    sends, again = self.transfers.update(event.worker, update, now)
-                    yield from sends
+                    again = self.transfers.update(event.worker, update, now)
                     if again and isinstance(update, Pushed):
                         reason = f"its KV could not be transferred: {update.error}"
-                        yield from self.dispatcher.retry(again, reason, now)
+                        self.dispatcher.retry(again, reason, now)
 
-    def _lost(self, event: WorkerLost, now: float) -> Iterator[Command]:
+    def _lost(self, event: WorkerLost, now: float) -> None:
         """Process the loss of a worker: blame the requests of its last step, and requeue all requests that
         depended on it."""
         if not self.supervisor.is_current(event.worker, event.incarnation):
@@ -310,15 +318,15 @@ class Fleet:
         ending = worker.condemned or event.ending
         affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
         blamed, convicted = self.quarantine.worker_died(event.worker, affected, event.suspects, ending)
-        yield from self.supervisor.lose(event.worker, event.reason, now, blamed)
+        self.supervisor.lose(event.worker, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
         self.adapters.lost(event.worker)
-        yield from self.transfers.lose(event.worker, now, event.incarnation, event.dead)
+        self.transfers.lose(event.worker, now, event.incarnation, event.dead)
         for request in affected:
-            yield from self.dispatcher.withdraw(request, ended_worker=event.worker)
+            self.dispatcher.withdraw(request, ended_worker=event.worker)
         for request in convicted:
             self.convicted += 1
-            yield self.dispatcher.refuse(request, conviction(request, event))
-        yield from self.dispatcher.refuse_unservable(now)
-        yield from self._isolation.advance(now)
-        yield from self.dispatcher.place_waiting(now)
+            self.dispatcher.refuse(request, conviction(request, event))
+        self.dispatcher.refuse_unservable(now)
+        self._isolation.advance(now)
+        self.dispatcher.place_waiting(now)

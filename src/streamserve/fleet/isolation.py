@@ -1,12 +1,11 @@
 """Runs the trials of suspect requests (quarantine.py): when a trial begins, on which workers, and which
 requests have to leave these workers."""
 
-from collections.abc import Iterator
-
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.dispatcher import Dispatcher
-from streamserve.fleet.events import Command, WorkerLost
+from streamserve.fleet.events import WorkerLost
 from streamserve.fleet.quarantine import Quarantine, Trial
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.errors import RequestError
 
@@ -20,14 +19,14 @@ class Isolation:
         self._dispatcher = dispatcher
         self._requests = dispatcher.requests
 
-    def advance(self, now: float) -> Iterator[Command]:
+    def advance(self, now: float) -> None:
         """Begin the next trial if its workers are ready. If no suspects are left, route the requests that
         waited."""
         was_active = bool(self._quarantine.workers)
         group = self._quarantine.next(self._requests)
         if group is None or now < self._quarantine.recess_until:
             if was_active and not self._quarantine.reserved(now):
-                yield from self._dispatcher.place_waiting(now)
+                self._dispatcher.place_waiting(now)
             return
         workers = self._trial_workers()
         if not self._availability.is_healthy(workers):
@@ -35,10 +34,10 @@ class Isolation:
         self._quarantine.begin(workers, now)
         for request in list(self._requests.values()):
             if request.workers & workers:
-                yield from self._dispatcher.withdraw(request)
-        yield from self._dispatcher.place_waiting(now)
+                self._dispatcher.withdraw(request)
+        self._dispatcher.place_waiting(now)
 
-    def tick(self, now: float) -> Iterator[Command]:
+    def tick(self, now: float) -> None:
         """Suspend a trial if other requests have waited for it too long, or if its workers leave or are no
         longer combined."""
         trial = self._quarantine.trial
@@ -48,9 +47,9 @@ class Isolation:
         ):
             for name in self._quarantine.suspend(now):
                 if name in self._requests:
-                    yield from self._dispatcher.withdraw(self._requests[name])
-            yield from self._dispatcher.place_waiting(now)
-        yield from self.advance(now)
+                    self._dispatcher.withdraw(self._requests[name])
+            self._dispatcher.place_waiting(now)
+        self.advance(now)
 
     def _trial_workers(self) -> frozenset[str]:
         """Return the workers for trials: the workers of the first death, or other workers if these cannot
@@ -64,7 +63,9 @@ class Isolation:
     def _blocks_others(self, trial: Trial) -> bool:
         """Return whether requests outside the trial wait for its end."""
         waiting = (
-            name for name, request in self._requests.items() if request.worker is None and request.placeable
+            name
+            for name, request in self._requests.items()
+            if request.status is RequestStatus.WAITING and request.placeable
         )
         return any(name not in trial.group.members and not self._quarantine.waits(name) for name in waiting)
 

@@ -1,11 +1,10 @@
 """KV write-back of finished requests from decode to prefill workers: the next turn of a chat then finds the
 blocks of its history in the prefill worker's cache."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.cache_copies import CacheCopies
-from streamserve.fleet.events import Send
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.messages import RequestKind
@@ -21,7 +20,7 @@ class WritebackManager:
         self._availability = availability
         self._copies = copies
 
-    def begin(self, request: OpenRequest, workers: Mapping[str, WorkerState], now: float) -> Iterator[Send]:
+    def begin(self, request: OpenRequest, workers: Mapping[str, WorkerState], now: float) -> None:
         """Start the write-back of a finished request's full blocks to its prefill worker. Skipped for
         requests with several choices, which are rarely chats, and if the prefill worker has all full blocks
         already."""
@@ -43,7 +42,6 @@ class WritebackManager:
         tokens = tokens[: len(tokens) // size * size]
         if len(tokens) // size > len(prompt) // size:
             opened = request.opened
-            _, send = self._copies.begin(
+            self._copies.begin(
                 RequestKind.WRITEBACK, tokens, opened.cache_salt, writer, owner, now, opened.adapter
             )
-            yield send

@@ -12,6 +12,7 @@ import msgspec
 
 from streamserve.fleet.events import ClientEdit, Open
 from streamserve.fleet.kept_outputs import Kept
+from streamserve.fleet.request_status import TRANSITIONS, RequestStatus, RequestStatusError
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
@@ -87,9 +88,8 @@ class OpenRequest:
     message for an earlier request of the same name is not taken for this request's.
 
     `worker` computes the prompt and, except in a stream pair, the output tokens. In a pair, `decode` computes
-    the tokens of all choices except those in `transferring`, whose KV has not arrived yet. The decode worker
-    is asked to reserve blocks (`reserving`) when the prompt's first chunk is scheduled (`planned`). With
-    `hold`, the worker holds back the first token until the blocks are reserved.
+    the tokens of all choices except those in `transferring`, whose KV has not arrived yet.
+    fleet/request_status.py describes its `status`.
 
     `resumed` has the outputs with which the current attempt began; choices without any are left out.
     `first_token_at` has the time of each choice's first token. Requests share their `outputs` until their
@@ -99,19 +99,19 @@ class OpenRequest:
     which it ended its worker alone. `killed` counts the lost steps that ended by a SIGKILL of unclear cause;
     `killed_alone` counts only such steps without any other request.
 
-    `opened` holds the latest prompt, which was complete at `completed_at`; `arriving` says how far a prompt
-    stream is computed. After an edit of a prompt that is answered early, the worker's tokens belong to an
+    `opened` holds the latest prompt. `since` is when the client began to wait for the first token: when the
+    request arrived, or when its prompt stream was finished. `arriving` says how far a prompt stream is
+    computed. After an edit of a prompt that is answered early, the worker's tokens belong to an
     older version until the worker confirms version `awaited_version`, which is then cleared. `kind`: a cache
     copy is a request too, of no client.
     """
 
     opened: Open
-    arrival: float
+    since: float
     attempt: int
     worker: str | None = None
     decode: str | None = None
-    planned: bool = False
-    reserving: bool = False
+    status: RequestStatus = RequestStatus.WAITING
     transferring: frozenset[int] = NO_CHOICES
     resumed: Outputs = field(default_factory=lambda: NO_OUTPUTS)
     losses: int = 0
@@ -128,8 +128,6 @@ class OpenRequest:
     admitted: bool = False
     awaited_version: int | None = None
     prompt_logprobs: int = 0
-    completed_at: float | None = None
-    hold: bool = False
     arriving: Arriving = field(default_factory=Arriving)
     kind: RequestKind = RequestKind.CLIENT
 
@@ -156,11 +154,6 @@ class OpenRequest:
         """Return the parameters for the next attempt. An isolated request runs without speculation, which
         never changes the text."""
         return msgspec.structs.replace(params, speculation=UNSPECULATED) if self.isolated else params
-
-    @property
-    def since(self) -> float:
-        """When the client began to wait for the first token: when the prompt was complete."""
-        return self.arrival if self.completed_at is None else self.completed_at
 
     @property
     def uncomputed(self) -> int:
@@ -191,6 +184,20 @@ class OpenRequest:
             return self.worker == worker
         return self.decode == worker or (self.worker == worker and bool(self.transferring))
 
+    def become(self, status: RequestStatus) -> None:
+        """Change the status. Raises RequestStatusError if the change is illegal (TRANSITIONS)."""
+        if status not in TRANSITIONS[self.status]:
+            raise RequestStatusError(
+                f"request {self.name} cannot become {status.label}: it is {self.status.label}"
+            )
+        self.status = status
+
+    def assign(self, worker: str, decode: str | None) -> None:
+        """Record the workers of this attempt. Without `decode`, the worker also computes the output."""
+        self.become(RequestStatus.QUEUED)
+        self.worker, self.decode = worker, decode
+        self.transferring = self.open_choices if decode else NO_CHOICES
+
     def begin_with(self, kept: Kept, now: float) -> list[Token]:
         """Take the first tokens of some choices from outputs that another head's workers have kept; return
         them as events."""
@@ -206,10 +213,9 @@ class OpenRequest:
 
     def next_attempt(self, number: int) -> None:
         """Reset the record for a new attempt that continues after the delivered tokens."""
+        self.become(RequestStatus.WAITING)
         self.attempt = number
         self.worker = self.decode = None
-        self.planned = self.reserving = False
-        self.hold = False
         self.transferring = NO_CHOICES
         self.arriving = Arriving()
         self.awaited_version = None
@@ -245,10 +251,11 @@ class OpenRequest:
         )
         same = (self.opened.prompt, self.opened.params) == (before.prompt, before.params)
         self.arriving.retain(event.retained)
-        self.completed_at = now if event.finish else None
+        if event.finish:
+            self.since = now
         if same or not before.answer_early:
             return Edited(not same, 0)
-        self.awaited_version = event.version if self.worker is not None else None
+        self.awaited_version = event.version if self.status is not RequestStatus.WAITING else None
         withdrawn = sum(map(len, self.outputs.values()))
         if withdrawn:
             self.outputs = no_outputs(before.params.n)
@@ -256,9 +263,10 @@ class OpenRequest:
             self.first_token_at.clear()
         return Edited(True, withdrawn)
 
-    def submit(self, phase: Phase) -> Submit:
+    def submit(self, phase: Phase, hold: bool = False) -> Submit:
         """Return the message that submits this attempt to a worker. It continues after the tokens that were
-        delivered before the attempt began."""
+        delivered before the attempt began. With `hold`, the worker holds back the first token until blocks at
+        the decode worker are reserved."""
         opened = self.opened
         return Submit(
             opened.request,
@@ -280,7 +288,7 @@ class OpenRequest:
             opened.version,
             phase,
             opened.adapter,
-            self.hold and phase == "prefill",
+            hold,
             opened.keep,
             self.admitted,
             self.kind,

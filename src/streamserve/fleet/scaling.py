@@ -7,14 +7,14 @@
 Invalid changes are refused earlier, by `after_adding` and `after_removing`.
 """
 
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from streamserve.fleet.adapters import AdapterBook
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.dispatcher import Dispatcher
-from streamserve.fleet.events import AddWorkers, Command, RemoveWorkers
+from streamserve.fleet.events import AddWorkers, RemoveWorkers
 from streamserve.fleet.kv_transfers import KVTransfers
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
@@ -125,12 +125,12 @@ class Scaling:
             raise RequestError(message, status=409)
         return rest
 
-    def add(self, event: AddWorkers, now: float) -> Iterator[Command]:
+    def add(self, event: AddWorkers, now: float) -> None:
         """Add workers."""
         self.added += len(event.workers)
-        yield from self._supervisor.add(event.workers, now)
+        self._supervisor.add(event.workers, now)
 
-    def remove(self, event: RemoveWorkers, now: float) -> Iterator[Command]:
+    def remove(self, event: RemoveWorkers, now: float) -> None:
         """Begin to remove workers; their waiting requests are placed elsewhere. A repeated removal sets a new
         time."""
         names = frozenset(event.workers)
@@ -140,16 +140,16 @@ class Scaling:
         for name in event.workers:
             self._workers[name].draining = self._workers[name].leaving = True
         self._availability.arrange(self._availability.topology)
-        yield from self._dispatcher.place_waiting(now)
-        yield from self.tick(now)
+        self._dispatcher.place_waiting(now)
+        self.tick(now)
 
-    def tick(self, now: float) -> Iterator[Command]:
+    def tick(self, now: float) -> None:
         """Move the requests of workers whose time is up, while others can serve."""
         for leaving in self._leaving:
             if now >= leaving.until and self._availability.placing.complete(self._availability.staying()):
-                yield from self._move(leaving.workers, now)
+                self._move(leaving.workers, now)
 
-    def sweep(self, now: float) -> Iterator[Command]:
+    def sweep(self, now: float) -> None:
         """Remove the leaving workers that are idle. If the others could not serve without them one by one,
         but can without all of them (the last prefill and decode workers of a mixed fleet), remove them
         together."""
@@ -159,7 +159,7 @@ class Scaling:
             names = frozenset(name for leaving in there for name in leaving.workers)
             if names and self._complete_without(names):
                 self._leaving = [leaving for leaving in self._leaving if leaving not in there]
-                yield from self._retire(names, now)
+                self._retire(names, now)
 
     def _complete_without(self, names: Container[str]) -> bool:
         """Return whether the other workers form a topology."""
@@ -183,14 +183,14 @@ class Scaling:
             )
         return None
 
-    def _move(self, workers: Collection[str], now: float) -> Iterator[Command]:
+    def _move(self, workers: Collection[str], now: float) -> None:
         for request in list(self._dispatcher.requests.values()):
             if not request.workers.isdisjoint(workers):
                 self.moved += 1
-                yield from self._dispatcher.withdraw(request)
+                self._dispatcher.withdraw(request)
         for name in {copy for worker in workers for copy in self._transfers.copies.of(worker)}:
-            yield from self._transfers.end_copy(name, False, now)
-        yield from self._dispatcher.place_waiting(now)
+            self._transfers.end_copy(name, False, now)
+        self._dispatcher.place_waiting(now)
 
     def _idle(self, workers: Collection[str]) -> bool:
         """Return whether no request, trial or transfer involves these workers."""
@@ -203,12 +203,12 @@ class Scaling:
             return False
         return not any(self._transfers.involve(name) for name in workers)
 
-    def _retire(self, workers: Sequence[str] | frozenset[str], now: float) -> Iterator[Command]:
+    def _retire(self, workers: Sequence[str] | frozenset[str], now: float) -> None:
         self.removed += len(workers)
         for name in sorted(workers):
             self._placement.view.forget(name)
             self._adapters.lost(name)
-            yield from self._transfers.lose(name, now, self._workers[name].incarnation)
-        yield from self._supervisor.remove(sorted(workers))
+            self._transfers.lose(name, now, self._workers[name].incarnation)
+        self._supervisor.remove(sorted(workers))
         if not self._quarantine.workers.isdisjoint(workers):
             self._quarantine.moves(self._availability.topology.candidates()[0])

@@ -9,11 +9,11 @@ The decode worker's blocks are cached, not reserved: if memory is short, it evic
 and receives them again at the end.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamserve.fleet.cache_copies import CacheCopies
-from streamserve.fleet.events import Send
+from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.messages import RequestKind
@@ -44,7 +44,7 @@ class StreamPushes:
         self.landed = 0
         """Pushes that have landed."""
 
-    def advance(self, request: OpenRequest, now: float) -> Iterator[Send]:
+    def advance(self, request: OpenRequest, now: float) -> None:
         """Push the blocks of an open prompt stream that were computed since the last push, if they are
         enough. The tail of the prompt is not pushed: it will move."""
         opened, arriving = request.opened, request.arriving
@@ -61,14 +61,13 @@ class StreamPushes:
             return
         tokens = blocks * size
         prompt = opened.prompt[:tokens]
-        name, send = self._copies.begin(
+        name = self._copies.begin(
             RequestKind.STREAM_PUSH, prompt, request.cache_salt, writer, owner, now, opened.adapter
         )
         arriving.push, arriving.push_end = name, tokens
         self._pushes[name] = _StreamPush(request, request.attempt)
-        yield send
 
-    def ended(self, name: str, landed: bool, now: float) -> Iterator[Send]:
+    def ended(self, name: str, landed: bool, now: float) -> None:
         """Record that a copy has landed or was dropped; then the next push of its stream may follow. A
         dropped push is tried again only after the next edit."""
         push = self._pushes.pop(name, None)
@@ -81,21 +80,21 @@ class StreamPushes:
             if landed:
                 arriving.pushed = arriving.push_end
             arriving.push_failed = not landed
-            yield from self.advance(push.request, now)
+            self.advance(push.request, now)
 
-    def sweep(self, requests: Mapping[str, OpenRequest]) -> Iterator[Send]:
+    def sweep(self, requests: Mapping[str, OpenRequest]) -> None:
         """Drop the pushes of streams that are no longer among the open `requests`, or have begun another
         attempt."""
         for name, push in list(self._pushes.items()):
             if not push.current or requests.get(push.request.name) is not push.request:
                 del self._pushes[name]
-                yield from self._copies.drop(name)
+                self._copies.drop(name)
 
-    def finish(self, request: OpenRequest) -> Iterator[Send]:
+    def finish(self, request: OpenRequest) -> None:
         """End the push of a stream that is finished, unless its blocks are being written."""
         name = request.arriving.push
         copy = self._copies.open.get(name or "")
-        if name and copy and not copy.planned:
+        if name and copy and copy.status is RequestStatus.RESERVING:
             self._pushes.pop(name, None)
-            yield from self._copies.drop(name)
+            self._copies.drop(name)
         request.arriving.push = None

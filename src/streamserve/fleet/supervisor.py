@@ -4,10 +4,10 @@ and when a dead worker is restarted. The Fleet decides what happens to its reque
     Ready, Failed, WorkerLost, Tick  ──▶  WorkerSupervisor  ──▶  Start, Kill
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from streamserve.fleet.availability import Availability, Where
-from streamserve.fleet.events import Heartbeat, Kill, Retire, Start
+from streamserve.fleet.events import Command, Heartbeat, Kill, Retire, Start
 from streamserve.fleet.process_state import SupervisionPolicy, Watch
 from streamserve.fleet.report_totals import counted, total
 from streamserve.fleet.worker_state import Topology, WorkerState
@@ -26,9 +26,9 @@ computed."""
 
 class WorkerSupervisor:
     """The workers of one server. A worker that shows no progress for `stuck_after` seconds counts as
-    stuck."""
+    stuck. The commands that start and end processes are appended to `commands`."""
 
-    def __init__(self, topology: Topology, stuck_after: float) -> None:
+    def __init__(self, topology: Topology, stuck_after: float, commands: list[Command]) -> None:
         self.workers = {name: WorkerState() for name in topology.names}
         self.availability = Availability(topology, self.workers, stuck_after)
         self.deaths = 0
@@ -38,20 +38,21 @@ class WorkerSupervisor:
         """The message of the worker that joined last: all workers have loaded the same model."""
         self.ended: Report | None = None
         """Sum of the counters of workers that have ended: the fleet's sums must never fall."""
+        self.commands = commands
         self._policy = SupervisionPolicy(stuck_after)
         self._watch = Watch()
         self._was_ready = False
         self._next: dict[str, int] = {}
         """The next incarnation of each removed worker."""
 
-    def start(self, now: float) -> list[Start]:
-        """Return the commands that start the workers."""
-        for worker in self.workers.values():
+    def start(self, now: float) -> None:
+        """Start the workers."""
+        for name, worker in self.workers.items():
             worker.starts(now)
-        return [Start(name, worker.incarnation) for name, worker in self.workers.items()]
+            self.commands.append(Start(name, worker.incarnation))
 
-    def add(self, names: Collection[str], now: float) -> Iterator[Start]:
-        """Add workers; yield the commands that start them.
+    def add(self, names: Collection[str], now: float) -> None:
+        """Add workers and start them.
 
         A reused name continues the incarnations of the earlier worker, so that late messages of the earlier
         worker are not taken for messages of the new worker.
@@ -60,16 +61,16 @@ class WorkerSupervisor:
         for name in names:
             self.workers[name] = worker = WorkerState(self._next.get(name, 1))
             worker.starts(now)
-            yield Start(name, worker.incarnation)
+            self.commands.append(Start(name, worker.incarnation))
 
-    def remove(self, names: Collection[str]) -> Iterator[Retire]:
-        """Remove workers; yield the commands that end their processes."""
+    def remove(self, names: Collection[str]) -> None:
+        """Remove workers and end their processes."""
         self.availability.arrange(self.availability.topology.without(names))
         for name in names:
             worker = self.workers.pop(name)
             self._keep_counters(worker)
             self._next[name] = worker.incarnation + 1
-            yield Retire(name, worker.incarnation)
+            self.commands.append(Retire(name, worker.incarnation))
 
     def is_current(self, name: str, incarnation: int) -> bool:
         """Return whether `incarnation` is the worker's present process."""
@@ -108,7 +109,7 @@ class WorkerSupervisor:
         to serve yet."""
         self.workers[name].fail(failure, final=not self._was_ready)
 
-    def outdated(self, now: float) -> Iterator[Kill]:
+    def outdated(self, now: float) -> None:
         """Kill the workers that serve, if the files of the model were replaced: a worker repeatedly loads
         another model than they have, and they cannot serve without it. All workers then load the new
         model."""
@@ -125,17 +126,18 @@ class WorkerSupervisor:
                     f"{misfits[0]}, which has the new model"
                 )
                 if worker.condemn(reason, now, self._policy, "outside"):
-                    yield Kill(name, reason)
+                    self.commands.append(Kill(name, reason))
 
-    def lose(self, name: str, reason: str, now: float, blamed: bool = False) -> list[Start]:
-        """Record the end of a worker's process and return the commands that restart it. The restart has no
-        back-off if a request is `blamed`. A leaving worker is not restarted, and neither is a worker that was
-        never ready, if the server has not been able to serve yet."""
+    def lose(self, name: str, reason: str, now: float, blamed: bool = False) -> None:
+        """Record the end of a worker's process and restart it. The restart has no back-off if a request is
+        `blamed`. A leaving worker is not restarted, and neither is a worker that was never ready, if the
+        server has not been able to serve yet."""
         worker = self.workers[name]
         self.deaths += 1
         self._keep_counters(worker)
         wait = worker.lose(reason, now, self._policy, final=not self._was_ready, blamed=blamed)
-        return [] if wait is None or worker.leaving else [Start(name, worker.incarnation, wait)]
+        if wait is not None and not worker.leaving:
+            self.commands.append(Start(name, worker.incarnation, wait))
 
     def _keep_counters(self, worker: WorkerState) -> None:
         """Add the counters of a worker's last report to the sum for ended workers."""
@@ -143,11 +145,9 @@ class WorkerSupervisor:
             self.ended = total(report for report in (self.ended, counted(worker.report)) if report)
         worker.report = None
 
-    def tick(
-        self, now: float, beats: Mapping[tuple[str, int], Heartbeat], waiting: bool = False
-    ) -> Iterator[Kill]:
-        """Mark workers that are silent or make no progress in a step as stuck. Yield commands that kill stuck
-        workers (idle ones after a longer time), and workers whose steps compute nothing although a sequence
+    def tick(self, now: float, beats: Mapping[tuple[str, int], Heartbeat], waiting: bool = False) -> None:
+        """Mark workers that are silent or make no progress in a step as stuck. Kill stuck workers (idle ones
+        after a longer time), and workers whose steps compute nothing although a sequence
         could be computed. `waiting`: whether requests wait for a worker."""
         since = self._watch.look(now)
         for name, worker in self.workers.items():
@@ -158,7 +158,7 @@ class WorkerSupervisor:
                 reason = f"its steps computed nothing for {still:.0f} s, although requests wait"
                 kill = worker.condemn(reason, now, self._policy, "fault")
             if kill:
-                yield Kill(name, worker.last_words)
+                self.commands.append(Kill(name, worker.last_words))
 
 
 def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Failed | None:
