@@ -43,7 +43,7 @@ def test_the_same_key_of_another_client_is_another_key(generator: ScriptedGenera
     """What is kept of the request of one is not found by the other, though the text would be the same: how
     soon it comes would tell one client what another has asked."""
     watched = generator.replaced(submitted=[])
-    with scripted(watched, ApiSettings(api_keys=(digest("one"), digest("two")))) as server:
+    with scripted(watched, ApiSettings(api_key=(digest("one"), digest("two")))) as server:
         for client in ("one", "two", "one"):
             headers = {"idempotency-key": "a", "authorization": f"Bearer {client}"}
             assert server.http.post(route, json=BODIES[route], headers=headers).status_code == 200

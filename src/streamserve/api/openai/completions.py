@@ -100,7 +100,7 @@ class Completion:
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
         encoder = Encoder(llm, self._context.side_thread, charge_of(request))
         prompts = await completion_prompts(
-            encoder, body.prompt, body.add_special_tokens, self._context.settings.max_prompts, truncate_to
+            encoder, body.prompt, body.add_special_tokens, self._context.settings.max_requests, truncate_to
         )
         tasks = await self.tasks(prompts)
         if body.stream:

@@ -97,7 +97,7 @@ async def embeddings(context: AppContext, request: Request) -> Response:
     charge = charge_of(request)
     encoder = Encoder(context.llm, context.side_thread, charge, "input")
     prompts = await completion_prompts(
-        encoder, body.input, body.add_special_tokens, context.settings.max_prompts
+        encoder, body.input, body.add_special_tokens, context.settings.max_requests
     )
     check_lengths(prompts, config.max_tokens, "input")
     numbers = len(prompts) * (body.dimensions or size)

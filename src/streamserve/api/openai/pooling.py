@@ -86,7 +86,7 @@ async def pool(
 
 def check_count(context: AppContext, count: int, field: str) -> None:
     """Raise RequestError unless a request may have `count` prompts."""
-    limit = min(context.settings.max_prompts, MAX_CHOICES)
+    limit = min(context.settings.max_requests, MAX_CHOICES)
     if not 1 <= count <= limit:
         raise RequestError(f"{field} has {count} entries: 1 to {limit} are allowed", field=field)
 
