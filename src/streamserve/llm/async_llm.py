@@ -38,7 +38,7 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.kept import digest_of
 from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.reports import IncidentReport, Report
-from streamserve.protocol.sampling import SamplingParams, check_sampling
+from streamserve.protocol.sampling import SamplingParams, check_sampling, check_types
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import root_name
@@ -340,14 +340,12 @@ class AsyncLLM:
         model = self.model
         self._check_served(params)
         try:
-            msgspec.convert(msgspec.to_builtins(params, builtin_types=(bytes,)), SamplingParams)
+            params = check_types(params)
             check_sampling(params, model.vocab_size, model.eos_token_ids)
         except InvalidField as error:
             raise RequestError(str(error), field=error.field) from error
         except msgspec.ValidationError as error:
             raise RequestError(str(error), field=mismatch_of(error).field) from error
-        except (TypeError, ValueError) as error:
-            raise RequestError(str(error)) from error
         if not prompt:
             raise RequestError("the prompt is empty", field="prompt")
         if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= model.vocab_size:
