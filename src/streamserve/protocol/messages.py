@@ -15,6 +15,7 @@ import msgspec
 from streamserve import __version__
 from streamserve.protocol.adapters import Fingerprint
 from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.protocol.kept import MAX_KEPT_OUTPUTS, Digest
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
@@ -316,24 +317,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts)
 
 
-class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured cost of a worker's steps: the fields of contracts.cost.StepCost. `kv_token_bytes` is the
-    size of one token's KV."""
-
-    kv_token_bytes: int
-    tokens: tuple[int, ...]
-    kv_bytes: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-    pair_seconds: float
-    token_seconds: float
-    byte_seconds: float
-
-
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The worker has loaded its model and accepts requests.
 
     - `draft`: the fingerprint of the draft model whose KV is stored with the target's.
-    - `cost`: step costs, if the model has been profiled.
+    - `cost`: step costs, if the model has been profiled. `kv_token_bytes`: the size of one token's KV in it.
     - `weights_shared`: whether the weights are in memory that other workers of the host share.
     - `swap_bytes`: host memory for swapped KV.
     - `adopted`: whether it served another head before, and has loaded nothing now.
@@ -349,6 +337,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     draft: str = ""
     cache: CacheAddress | None = None
     cost: CostCurve | None = None
+    kv_token_bytes: int = 1
     weights_shared: bool = False
     swap_bytes: int = 0
     adopted: bool = False
