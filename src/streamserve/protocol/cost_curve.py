@@ -4,8 +4,8 @@ import msgspec
 
 
 class CostCurve(msgspec.Struct, frozen=True):
-    """The measured seconds of a worker's steps. contracts.cost.StepCost extends it: it explains the fields and
-    computes with them."""
+    """The measured seconds of a worker's steps. contracts.cost.StepCost extends it: there the fields are
+    explained."""
 
     tokens: tuple[int, ...]
     kv_bytes: tuple[int, ...]
