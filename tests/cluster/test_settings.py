@@ -101,7 +101,7 @@ def test_a_lease_is_read_in_any_pieces() -> None:
 
 
 def test_times_are_those_of_each_sides_clock() -> None:
-    submit = Submit("r", 1, [1], SamplingParams(), {0: []}, arrival=100.0, began={0: 101.0})
+    submit = Submit("r", [1], SamplingParams(), attempt=1, outputs={0: []}, arrival=100.0, began={0: 101.0})
     assert to_local(submit, 30.0).arrival == 70.0
     assert to_local(submit, 30.0).began == {0: 71.0}
     assert to_local(submit, 0.0) is submit

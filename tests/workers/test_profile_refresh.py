@@ -69,7 +69,7 @@ class Rig:
 
     def serve(self, prompt: list[int]) -> list[int]:
         params = SamplingParams(temperature=0.0, max_tokens=5)
-        self.engine.handle(Submit(str(len(prompt)), 0, prompt, params, {0: []}, 0.0))
+        self.engine.handle(Submit(str(len(prompt)), prompt, params, outputs={0: []}))
         tokens = []
         while self.engine.has_work:
             assert self.wait() == WAIT, "while there is work nothing is measured"
