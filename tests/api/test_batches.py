@@ -156,7 +156,7 @@ def test_requests_of_a_batch_come_after_interactive_ones(server: Served) -> None
     ]
     ended(server, create(server, *ranked).id)
     server.post(CHATS, **BODY)
-    priorities = [each.priority for each in server.llm.submitted]
+    priorities = [each.options.priority for each in server.llm.submitted]
     assert sorted(priorities) == [0, BATCH_PRIORITY, BATCH_PRIORITY, BATCH_PRIORITY + 7]
 
 

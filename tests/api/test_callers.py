@@ -371,7 +371,7 @@ def test_kept_outputs_are_those_of_one_key(watched: Served, route: str) -> None:
     for headers in (bearer(ONE), x_api_key(ONE), bearer(TWO), x_api_key(TWO)):
         reply = watched.http.post(route, json=REPEATED[route], headers=keyed(headers, "kept"))
         assert reply.status_code == 200
-    one, one_again, two, two_again = (each.idempotency_key for each in watched.llm.submitted)
+    one, one_again, two, two_again = (each.options.idempotency_key for each in watched.llm.submitted)
     assert one == one_again != two == two_again
     assert "" not in (one, two)
 
@@ -508,7 +508,7 @@ def salt(generator: ScriptedGenerator, route: str, key: str, settings: ApiSettin
     with scripted(recording, settings) as server:
         reply = server.http.post(route, json={**SALTED[route], **fields}, headers=bearer(key))
         assert reply.status_code == 200, reply.text
-    (found,) = {each.cache_salt for each in recording.submitted}
+    (found,) = {each.options.cache_salt for each in recording.submitted}
     return found
 
 

@@ -34,7 +34,7 @@ def test_the_key_chooses_the_seed_unless_the_body_has_one(generator: ScriptedGen
     assert None not in seeds[0][:2]
     assert seeds[0][2] is None, "without a key the seed is left to the engine"
     assert seeds[0][3] == 7
-    keys = [submitted.idempotency_key for submitted in watched.submitted]
+    keys = [submitted.options.idempotency_key for submitted in watched.submitted]
     assert keys == ["/a", "/b", "", "/a"], "the engine keeps outputs by the key"
 
 
@@ -47,7 +47,7 @@ def test_the_same_key_of_another_client_is_another_key(generator: ScriptedGenera
         for client in ("one", "two", "one"):
             headers = {"idempotency-key": "a", "authorization": f"Bearer {client}"}
             assert server.http.post(route, json=BODIES[route], headers=headers).status_code == 200
-    first, other, again = (submitted.idempotency_key for submitted in watched.submitted)
+    first, other, again = (submitted.options.idempotency_key for submitted in watched.submitted)
     assert first == again != other
     assert len({submitted.params.seed for submitted in watched.submitted}) == 1
 
