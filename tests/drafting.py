@@ -63,7 +63,7 @@ def local_texts(
     kind = "model" if draft != "none" else "none"
     case = Case(draft=kind, policy="fixed:3", kv_cache_dtype=kv_cache_dtype)
     engine = make_engine((Path(target), Path(draft)), case)
-    submits = [Submit(str(n), 0, *request, {0: []}, 0.0) for n, request in enumerate(workload)]
+    submits = [Submit(str(n), *request, outputs={0: []}) for n, request in enumerate(workload)]
     texts = [[token.token for token in tokens] for tokens in run(engine, submits, 2).values()]
     engine.executor.close()
     return texts, engine.speculation.counters.accepted

@@ -260,7 +260,7 @@ def test_a_client_that_goes_away_frees_its_memory(server: Served) -> None:
 
 def test_requests_are_counted_limited_and_authorized(folder: Path) -> None:
     with serving(
-        folder, ApiSettings(api_keys=[digest("key")], max_prompts=2, max_memory_bytes=1 << 20)
+        folder, ApiSettings(api_key=[digest("key")], max_requests=2, max_memory_bytes=1 << 20)
     ) as server:
         assert server.post("/v1/embeddings", input="a").status_code == 401
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0)

@@ -20,6 +20,7 @@ from streamserve.llm.llm import LLM
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.protocol.keys import digest
+from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
@@ -217,7 +218,7 @@ async def test_stream_pairs_send_the_kv_of_adapters(
 
         async def answer(number: int, adapter: str) -> str:
             ids = llm.tokenizer.encode(PROMPT)
-            items = llm.submit(ids, PARAMS, request_id=f"r{number}", adapter=adapter)
+            items = llm.submit(ids, PARAMS, request_id=f"r{number}", options=RequestOptions(adapter=adapter))
             return "".join([item.text async for item in items if isinstance(item, ChoiceDelta)])
 
         names = ["", "first", "second"]

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -85,7 +84,9 @@ def test_an_unstable_profile_is_measured_again_beside_serving(
     with serving(model, "--profile", *SMALL):
         (profile,) = stored_profiles(folder)
     slow = tuple(tuple(3 * seconds for seconds in line) for line in profile.cost.seconds)
-    unstable = msgspec.structs.replace(profile, stable=False, cost=replace(profile.cost, seconds=slow))
+    unstable = msgspec.structs.replace(
+        profile, stable=False, cost=msgspec.structs.replace(profile.cost, seconds=slow)
+    )
     user_profiles().write(unstable)
     with serving(model, "--profile", *SMALL) as served:
         until(lambda: stored_profiles(folder) != [unstable])

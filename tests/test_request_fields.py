@@ -7,7 +7,8 @@ import pytest
 
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.grammar import Grammar
+from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from tests.engine.drive import model_info
 
 LLM: Any = SimpleNamespace(model=model_info(64), _check_served=lambda params: None)
@@ -22,7 +23,17 @@ LLM: Any = SimpleNamespace(model=model_info(64), _check_served=lambda params: No
         ({"ignore_eos": "yes"}, "ignore_eos", "Expected `bool`, got `str` - at `$.ignore_eos`"),
         ({"stop_token_ids": ("x",)}, "stop_token_ids", "Expected `int`, got `str`"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias", "Expected `int`, got `str`"),
-        ({"ignore_eos": object()}, None, "Encoding objects of type object is unsupported"),
+        ({"ignore_eos": object()}, "ignore_eos", "Expected `bool`, got `object` - at `$.ignore_eos`"),
+        (
+            {"grammar": Grammar(kind="xml", text="")},
+            "grammar",
+            "Invalid enum value 'xml' - at `$.grammar.kind`",
+        ),
+        (
+            {"speculation": SpeculationLimits(enabled="yes")},
+            "speculation",
+            "Expected `bool`, got `str` - at `$.speculation.enabled`",
+        ),
     ],
 )
 def test_refused_parameters_are_named(values: dict[str, Any], field: str | None, message: str) -> None:

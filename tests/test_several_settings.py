@@ -83,6 +83,11 @@ def test_print_config_shows_every_model() -> None:
         ("[models.a]\nmax_num_seqs = 0\n", r"^\[models.a\] in .*settings.toml: max_num_seqs = 0"),
         ("max_num_seqs = 0\n[models.a]\nthreads = 2\n", "^max_num_seqs = 0"),
         ('[models.a]\ndtype = "int5"\n', r"^\[models.a\] in .*settings.toml: dtype = 'int5'"),
+        (
+            'speculation_policy = "fixed:2"\n[models.a]\ndraft = "none"\n',
+            r"^\[models.a\] in .*settings.toml: speculation_policy = 'fixed:2'",
+        ),
+        ('router = "workers"\n[models.a]\nworkers = 2\n', "^router = 'workers'"),
         ('models = "embedded"\n', "must be tables"),
         ('idle_unload = "10 minutes"\n', "idle_unload = '10 minutes': must be a number of seconds"),
         ('load_timeout = "10s"\n', "load_timeout: a single model"),

@@ -133,7 +133,7 @@ def submit(engine: Engine, count: int, prompts: Sequence[list[int]], params: Sam
     """Submit `count` requests."""
     for number in range(count):
         prompt, arrival = prompts[number % len(prompts)], engine.clock()
-        engine.handle(Submit(f"r{number}", 0, prompt, params, {0: []}, arrival))
+        engine.handle(Submit(f"r{number}", prompt, params, outputs={0: []}, arrival=arrival))
 
 
 def prefilled(engine: Engine) -> list[Event]:
@@ -231,7 +231,7 @@ def speculate(bench: Bench, policy: str, streams: int) -> dict[str, Any]:
         for stream in range(streams):
             prompt = prompts[(number * streams + stream) % len(prompts)]
             name, arrival = f"{number % rounds} {stream}", engine.clock()
-            engine.handle(Submit(name, 0, prompt, params, {0: []}, arrival))
+            engine.handle(Submit(name, prompt, params, outputs={0: []}, arrival=arrival))
         first = prefilled(engine)
         started, events = time.perf_counter(), list[Event]()
         while engine.has_work:

@@ -75,7 +75,15 @@ def decoding(loaded: Loaded, streams: int) -> Engine:
     engine = Engine(loaded.engine_config, loaded.model_info, loaded.executor, time.perf_counter)
     for number in range(streams):
         params = KINDS[number % 2]
-        engine.handle(Submit(f"stream-{number}", 0, [5 + number] * PROMPT, params, {0: []}, float(number)))
+        engine.handle(
+            Submit(
+                f"stream-{number}",
+                [5 + number] * PROMPT,
+                params,
+                outputs={0: []},
+                arrival=float(number),
+            )
+        )
     while any(sequence.pending > 1 for sequence in engine.scheduler.sequences.values()):
         engine.step()
     return engine

@@ -16,7 +16,8 @@ from streamserve.contracts.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import ClientEdit, Deliver, Open
 from streamserve.fleet.worker_state import Topology
-from streamserve.protocol.messages import CostCurve, ModelInfo, Token
+from streamserve.protocol.cost_curve import CostCurve
+from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.simulate.executor import Cost, CostExecutor

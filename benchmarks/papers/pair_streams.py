@@ -35,7 +35,7 @@ from streamserve.contracts.tree import TokenTree
 from streamserve.fleet.worker_state import pairs, unified
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.config import Order
-from streamserve.protocol.messages import CostCurve
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor, next_token
@@ -80,7 +80,6 @@ def hardware() -> Machine:
     base = PAPER.machine()
     tokens, kv_tokens = (1, 64, 256, 1024), (0, 1_000_000)
     curve = CostCurve(
-        kv_token_bytes=1,
         tokens=tokens,
         kv_bytes=kv_tokens,
         seconds=tuple(tuple(base.step(count, context) for context in kv_tokens) for count in tokens),

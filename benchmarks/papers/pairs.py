@@ -30,7 +30,8 @@ from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Open, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import pairs
-from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
+from streamserve.protocol.cost_curve import CostCurve
+from streamserve.protocol.messages import PROTOCOL_VERSION, ModelInfo, Ready, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.scheduling.predictive import Predictive
 from streamserve.scheduling.routing import (
@@ -61,6 +62,7 @@ TARGETS = {
 }  # fmt: skip
 """The targets of each trace, in seconds, for goodput: time to the first token, time per further token.
 They are set so that some routers miss them occasionally."""
+KV_TOKEN_BYTES = 327_680
 KV_TOKEN = (a100().step(1, 1 << 20) - a100().step(1, 0)) / (1 << 20)
 """Seconds by which a KV token lengthens a simulated step."""
 OPEN = 4
@@ -109,7 +111,15 @@ def simulate(
     goodput in requests a second, and the number of requests handed over."""
     fleet = FleetConfig(topology=pairs(count), router=router)
     simulation = Simulation(
-        fleet, WorkerSpec(ENGINE, MODEL, a100().step, wire_seconds=1e-4, curve=_curve(1.0))
+        fleet,
+        WorkerSpec(
+            ENGINE,
+            MODEL,
+            a100().step,
+            wire_seconds=1e-4,
+            curve=_curve(1.0),
+            kv_token_bytes=KV_TOKEN_BYTES,
+        ),
     )
     for number, one in enumerate(trace_requests):
         slo = Slo(ttft_ms=1e3 * targets[0], tpot_ms=1e3 * targets[1])
@@ -198,6 +208,7 @@ def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict
             version=PROTOCOL_VERSION, model=MODEL, num_blocks=ENGINE.num_blocks, block_size=ENGINE.block_size,
             max_num_seqs=ENGINE.max_num_seqs, kv_cache_bytes=0, load_seconds=0.0,
             cost=_curve(1 + number / 1000),
+            kv_token_bytes=KV_TOKEN_BYTES,
         )  # fmt: skip
         fleet.handle(WorkerMessage(worker, 1, ready), 0.0)
     rng = random.Random(0)
@@ -215,9 +226,9 @@ def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict
 
 def _curve(scale: float) -> CostCurve:
     """Return a worker's measurement of the simulated machine, `scale` times as slow."""
-    step, rows, tokens, kv = a100().step, (1, 128, 256, 512), (0, 16_384, 65_536), 327_680
+    step, rows, tokens, kv = a100().step, (1, 128, 256, 512), (0, 16_384, 65_536), KV_TOKEN_BYTES
     return CostCurve(
-        kv_token_bytes=kv, tokens=rows, kv_bytes=tuple(kv * held for held in tokens),
+        tokens=rows, kv_bytes=tuple(kv * held for held in tokens),
         seconds=tuple(tuple(scale * step(count, held) for held in tokens) for count in rows),
         pair_seconds=0.0, token_seconds=0.0, byte_seconds=scale * KV_TOKEN / kv,
     )  # fmt: skip

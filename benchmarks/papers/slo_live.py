@@ -174,7 +174,7 @@ def serve(
             number, one = pending.pop(0)
             params = sampling(setting, load, one, targets[one.kind])
             prompt = prompts[one.text]
-            engine.handle(Submit(str(number), 0, prompt, params, {0: []}, started + one.at))
+            engine.handle(Submit(str(number), prompt, params, outputs={0: []}, arrival=started + one.at))
         if not engine.has_work:
             time.sleep(min(0.005, max(0.0, pending[0][1].at - now)))
             continue

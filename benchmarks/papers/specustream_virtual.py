@@ -62,7 +62,13 @@ def rate(loop: Loop, texts: list[int], streams: int, tokens: int) -> float:
             number = next(numbers)
             params = SamplingParams(temperature=0.0, seed=texts[number % len(texts)], max_tokens=MAX_TOKENS)
             loop.engine.handle(
-                Submit(str(number), 0, [number * 7 % 4000, *PROMPT], params, {0: []}, float(number))
+                Submit(
+                    str(number),
+                    [number * 7 % 4000, *PROMPT],
+                    params,
+                    outputs={0: []},
+                    arrival=float(number),
+                )
             )
             going.add(str(number))
         for token in loop.step():

@@ -132,7 +132,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             waiting.rotate(-1)
             number, output = number + 1, []
             params = SamplingParams(temperature=0.0, max_tokens=len(expected), ignore_eos=True)
-            engine.handle(Submit(str(number), 0, prompt, params, {0: []}, time.monotonic()))
+            engine.handle(Submit(str(number), prompt, params, outputs={0: []}, arrival=time.monotonic()))
         events = engine.step()
         inside = window.holds(time.monotonic())
         window.rounds += inside

@@ -80,7 +80,7 @@ def texts(loaded: Loaded, requests: Sequence[list[int]]) -> list[list[int]]:
     )  # fmt: skip
     measured: list[list[int]] = [[] for _ in requests]
     for number, prompt in enumerate(requests):
-        engine.handle(Submit(str(number), 0, prompt, GREEDY, {0: []}, float(number)))
+        engine.handle(Submit(str(number), prompt, GREEDY, outputs={0: []}, arrival=float(number)))
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, Token):

@@ -167,7 +167,11 @@ class Bench:
                 number = next(numbers)
                 params = SamplingParams(temperature=temperature, seed=number, max_tokens=MAX_TOKENS)
                 request = Submit(
-                    str(number), 0, requests[number % len(requests)], params, {0: []}, float(number)
+                    str(number),
+                    requests[number % len(requests)],
+                    params,
+                    outputs={0: []},
+                    arrival=float(number),
                 )
                 engine.handle(request)
                 open_.add(request.request)

@@ -196,7 +196,15 @@ class Loop:
         while len(self.running) < self.streams:
             number = next(self._numbers)
             params = SamplingParams(temperature=0.0, seed=number * 7, max_tokens=MAX_TOKENS - number * 5 % 32)
-            self.engine.handle(Submit(str(number), 0, [number * 7 % 4000], params, {0: []}, float(number)))
+            self.engine.handle(
+                Submit(
+                    str(number),
+                    [number * 7 % 4000],
+                    params,
+                    outputs={0: []},
+                    arrival=float(number),
+                )
+            )
             self.running.add(str(number))
         self.executor.seconds = 0.0
         for event in self.engine.step():

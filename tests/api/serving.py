@@ -29,6 +29,7 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo
 from streamserve.protocol.reports import IncidentReport, Report
+from streamserve.protocol.request_options import NO_OPTIONS, RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import Renderer
 from streamserve.text.output import ChoiceDelta, Usage
@@ -150,10 +151,7 @@ class Submitted:
     prompt: list[int]
     params: SamplingParams
     request_id: str
-    priority: int
-    cache_salt: str
-    adapter: str = ""
-    idempotency_key: str = ""
+    options: RequestOptions
 
 
 Script = Callable[[list[int], SamplingParams], AsyncGenerator[Item, None]]
@@ -237,14 +235,9 @@ class ScriptedGenerator:
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str = "",
-        idempotency_key: str = "",
+        options: RequestOptions = NO_OPTIONS,
     ) -> AsyncGenerator[Item, None]:
-        self.submitted.append(
-            Submitted(prompt, params, request_id, priority, cache_salt, adapter, idempotency_key)
-        )
+        self.submitted.append(Submitted(prompt, params, request_id, options))
         return self.script(prompt, params)
 
     async def open(
@@ -252,10 +245,8 @@ class ScriptedGenerator:
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
+        options: RequestOptions = NO_OPTIONS,
         answer_early: bool = False,
-        adapter: str = "",
         expected_tokens: int = 0,
     ) -> "ScriptedPrompt":
         return ScriptedPrompt(self.script)

@@ -6,9 +6,9 @@ import io
 import logging
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
 
 import httpx
+import msgspec
 import openai
 import pytest
 from starlette.routing import Route
@@ -24,7 +24,7 @@ from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 KEY, OTHER_KEY, ADMIN_KEY = "a-key-of-the-test", "another-key", "the-admin-key"
-SETTINGS = ApiSettings(api_keys=(digest(KEY), digest(OTHER_KEY)), admin_keys=(digest(ADMIN_KEY),))
+SETTINGS = ApiSettings(api_key=(digest(KEY), digest(OTHER_KEY)), admin_key=(digest(ADMIN_KEY),))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_every_route_but_those_of_health_and_the_page_requires_a_key(
     assert {("POST", "/admin/drain"), ("POST", "/admin/resume")} <= routes
     assert {path for _, path in routes} >= PUBLIC_PATHS
     for method, path in sorted(routes):
-        for headers in ({}, bearer("wrong"), bearer(SETTINGS.api_keys[0]), {"Authorization": f"Basic {KEY}"}):
+        for headers in ({}, bearer("wrong"), bearer(SETTINGS.api_key[0]), {"Authorization": f"Basic {KEY}"}):
             reply = locked.http.request(method, path.replace("{name:path}", "scripted"), headers=headers)
             if path in PUBLIC_PATHS:
                 assert reply.status_code == 200, (method, path)
@@ -102,7 +102,7 @@ def test_admin_routes_are_closed_without_an_admin_key(generator: ScriptedGenerat
         assert reply.status_code == 403
         assert "--admin-key-file" in reply.json()["error"]["message"]
         assert server.http.get("/health").status_code == 200
-    with scripted(generator, ApiSettings(api_keys=(digest(KEY),))) as server:
+    with scripted(generator, ApiSettings(api_key=(digest(KEY),))) as server:
         assert server.http.post("/admin/drain").status_code == 401
         assert server.http.post("/admin/drain", headers=bearer(KEY)).status_code == 403
 
@@ -111,7 +111,7 @@ METRICS_KEY = "the-metrics-key"
 
 
 def test_a_metrics_key_opens_the_metrics_and_nothing_else(generator: ScriptedGenerator) -> None:
-    settings = replace(SETTINGS, metrics_keys=(digest(METRICS_KEY),))
+    settings = msgspec.structs.replace(SETTINGS, metrics_key=(digest(METRICS_KEY),))
     with scripted(generator, settings) as server:
         for key, status in ((METRICS_KEY, 200), (KEY, 200), (ADMIN_KEY, 401), ("wrong", 401)):
             assert server.http.get("/metrics", headers=bearer(key)).status_code == status
@@ -122,7 +122,7 @@ def test_a_metrics_key_opens_the_metrics_and_nothing_else(generator: ScriptedGen
 
 
 def test_a_metrics_key_closes_the_metrics_of_an_open_server(generator: ScriptedGenerator) -> None:
-    with scripted(generator, ApiSettings(metrics_keys=(digest(METRICS_KEY),))) as server:
+    with scripted(generator, ApiSettings(metrics_key=(digest(METRICS_KEY),))) as server:
         assert server.http.get("/metrics").status_code == 401
         assert server.http.get("/metrics", headers=bearer(METRICS_KEY)).status_code == 200
         assert server.http.get("/v1/models").status_code == 200
@@ -187,7 +187,7 @@ def test_the_number_of_open_requests_per_key_is_limited(generator: ScriptedGener
         yield Usage(len(prompt), 1)
 
     blocking = generator.replaced(script=blocking_script, submitted=[])
-    settings = ApiSettings(api_keys=SETTINGS.api_keys, max_requests_per_key=2)
+    settings = ApiSettings(api_key=SETTINGS.api_key, max_requests_per_key=2)
     with scripted(blocking, settings) as server:
 
         def post(key: str) -> httpx.Response:

@@ -156,7 +156,7 @@ def test_requests_of_a_batch_come_after_interactive_ones(server: Served) -> None
     ]
     ended(server, create(server, *ranked).id)
     server.post(CHATS, **BODY)
-    priorities = [each.priority for each in server.llm.submitted]
+    priorities = [each.options.priority for each in server.llm.submitted]
     assert sorted(priorities) == [0, BATCH_PRIORITY, BATCH_PRIORITY, BATCH_PRIORITY + 7]
 
 
@@ -231,7 +231,7 @@ def test_a_batch_waits_while_the_server_drains(generator: ScriptedGenerator, fol
     """Its open requests do not delay the end of the server, and are answered when it goes on."""
     gate = Gate()
     admin = {"Authorization": "Bearer admin"}
-    settings = ApiSettings(batch_folder=str(folder), admin_keys=(digest("admin"),))
+    settings = ApiSettings(batch_folder=str(folder), admin_key=(digest("admin"),))
     with scripted(generator.replaced(script=gate.script), settings) as server:
         batch = create(server, line("a"), line("b", SLOW))
         until(lambda: gate.waiting == 1)
@@ -416,7 +416,7 @@ def test_results_that_do_not_fit_end_the_batch(generator: ScriptedGenerator, fol
 
 
 def test_files_and_batches_belong_to_their_key(generator: ScriptedGenerator, folder: Path) -> None:
-    settings = ApiSettings(batch_folder=str(folder), api_keys=(digest("one"), digest("two")))
+    settings = ApiSettings(batch_folder=str(folder), api_key=(digest("one"), digest("two")))
     with scripted(generator, settings) as server:
 
         def client(key: str) -> openai.OpenAI:

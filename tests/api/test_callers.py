@@ -62,8 +62,8 @@ async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[It
 def server(generator: ScriptedGenerator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of two keys, which stores everything that can be stored."""
     settings = ApiSettings(
-        api_keys=KEYS,
-        admin_keys=(digest(ADMIN),),
+        api_key=KEYS,
+        admin_key=(digest(ADMIN),),
         batch_folder=str(tmp_path_factory.mktemp("callers") / "batches"),
     )
     with scripted(generator.replaced(script=script, submitted=[], adapters={}), settings) as running:
@@ -73,7 +73,7 @@ def server(generator: ScriptedGenerator, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def watched(generator: ScriptedGenerator) -> Iterator[Served]:
     """A server of two keys whose generator has no requests but those of the test."""
-    with scripted(generator.replaced(submitted=[]), ApiSettings(api_keys=KEYS)) as running:
+    with scripted(generator.replaced(submitted=[]), ApiSettings(api_key=KEYS)) as running:
         yield running
 
 
@@ -371,7 +371,7 @@ def test_kept_outputs_are_those_of_one_key(watched: Served, route: str) -> None:
     for headers in (bearer(ONE), x_api_key(ONE), bearer(TWO), x_api_key(TWO)):
         reply = watched.http.post(route, json=REPEATED[route], headers=keyed(headers, "kept"))
         assert reply.status_code == 200
-    one, one_again, two, two_again = (each.idempotency_key for each in watched.llm.submitted)
+    one, one_again, two, two_again = (each.options.idempotency_key for each in watched.llm.submitted)
     assert one == one_again != two == two_again
     assert "" not in (one, two)
 
@@ -408,7 +408,7 @@ def test_the_router_names_no_requests_to_several_tenants(
     generator: ScriptedGenerator, keys: tuple[str, ...], shown: str
 ) -> None:
     routed = generator.replaced(router_view=view_of_a_decision())
-    with scripted(routed, ApiSettings(api_keys=keys)) as server:
+    with scripted(routed, ApiSettings(api_key=keys)) as server:
         (decision,) = server.http.get("/v1/router", headers=bearer(ONE)).json()["decisions"]
     assert decision["request"] == shown
     assert (decision["chosen"], decision["prompt_tokens"]) == ("unified-0", 7)
@@ -420,7 +420,7 @@ TENANTS = (f"{digest(ONE)} first", f"{digest(ONE_AGAIN)} first", digest(TWO))
 
 
 def test_keys_of_one_tenant_are_one_caller(generator: ScriptedGenerator, tmp_path: Path) -> None:
-    settings = ApiSettings(api_keys=TENANTS, batch_folder=str(tmp_path / "batches"))
+    settings = ApiSettings(api_key=TENANTS, batch_folder=str(tmp_path / "batches"))
     with scripted(generator.replaced(script=script, submitted=[]), settings) as server:
         for kind, make in MAKERS.items():
             name = make(server, bearer(ONE))
@@ -435,7 +435,7 @@ def test_keys_of_one_tenant_are_one_caller(generator: ScriptedGenerator, tmp_pat
 
 
 def test_open_requests_are_counted_by_key_and_not_by_tenant(generator: ScriptedGenerator) -> None:
-    settings = ApiSettings(api_keys=TENANTS, max_requests_per_key=1)
+    settings = ApiSettings(api_key=TENANTS, max_requests_per_key=1)
     with scripted(generator, settings) as server, socket(server, **bearer(ONE)):
         statuses = [
             server.http.get("/v1/models", headers=bearer(key)).status_code for key in (ONE, ONE_AGAIN, TWO)
@@ -453,7 +453,7 @@ def engine(checkpoint: Path) -> Iterator[Served]:
         await llm.start()
         return llm
 
-    with served(start, ApiSettings(api_keys=TENANTS)) as running:
+    with served(start, ApiSettings(api_key=TENANTS)) as running:
         yield running
 
 
@@ -508,7 +508,7 @@ def salt(generator: ScriptedGenerator, route: str, key: str, settings: ApiSettin
     with scripted(recording, settings) as server:
         reply = server.http.post(route, json={**SALTED[route], **fields}, headers=bearer(key))
         assert reply.status_code == 200, reply.text
-    (found,) = {each.cache_salt for each in recording.submitted}
+    (found,) = {each.options.cache_salt for each in recording.submitted}
     return found
 
 
@@ -516,7 +516,7 @@ def salt(generator: ScriptedGenerator, route: str, key: str, settings: ApiSettin
 def test_every_route_computes_prompts_with_the_salt_of_its_tenant(
     generator: ScriptedGenerator, route: str
 ) -> None:
-    settings = ApiSettings(api_keys=TENANTS)
+    settings = ApiSettings(api_key=TENANTS)
     one, same, two = (salt(generator, route, key, settings) for key in (ONE, ONE_AGAIN, TWO))
     assert one == same != two
     if route != "/v1/rerank":
@@ -529,9 +529,9 @@ def test_every_route_computes_prompts_with_the_salt_of_its_tenant(
     "settings",
     [
         ApiSettings(),
-        ApiSettings(api_keys=TENANTS[:1]),
-        ApiSettings(api_keys=TENANTS[:2]),
-        ApiSettings(api_keys=TENANTS, share_prefixes=True),
+        ApiSettings(api_key=TENANTS[:1]),
+        ApiSettings(api_key=TENANTS[:2]),
+        ApiSettings(api_key=TENANTS, share_prefixes=True),
     ],
     ids=["no key", "one key", "one tenant", "share_prefixes"],
 )

@@ -35,7 +35,7 @@ def test_a_page_of_the_same_origin_may_call(hello: Served) -> None:
 
 
 def test_an_allowed_origin_may_call_and_others_may_not(generator: ScriptedGenerator) -> None:
-    with scripted(generator, ApiSettings(cors_origins=(APP,))) as server:
+    with scripted(generator, ApiSettings(cors_origin=(APP,))) as server:
         preflight = server.http.options("/v1/completions", headers={"Origin": APP, **PREFLIGHT})
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == APP
@@ -47,7 +47,7 @@ def test_an_allowed_origin_may_call_and_others_may_not(generator: ScriptedGenera
 
 
 def test_a_star_allows_all(generator: ScriptedGenerator) -> None:
-    with scripted(generator, ApiSettings(cors_origins=("*",))) as server:
+    with scripted(generator, ApiSettings(cors_origin=("*",))) as server:
         reply = server.http.get("/v1/models", headers={"Origin": EVIL})
         assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "*")
 

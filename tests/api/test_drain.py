@@ -17,7 +17,7 @@ from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.serving import ScriptedGenerator, scripted, until
 
 ADMIN = {"Authorization": "Bearer the-admin-key"}
-SETTINGS = ApiSettings(admin_keys=(digest("the-admin-key"),))
+SETTINGS = ApiSettings(admin_key=(digest("the-admin-key"),))
 
 
 async def test_it_is_idle_when_the_last_request_ends() -> None:

@@ -427,7 +427,7 @@ def _fails(status: int, *pieces: str) -> Script:
 
 
 def test_keys_come_in_either_header(generator: ScriptedGenerator) -> None:
-    with scripted(generator, ApiSettings(api_keys=(digest("right"),))) as server:
+    with scripted(generator, ApiSettings(api_key=(digest("right"),))) as server:
         for options in ({"api_key": "right"}, {"api_key": None, "auth_token": "right"}):
             fields: Any = {"model": "scripted", "max_tokens": 8, "messages": HI}
             assert client_of(server, **options).messages.create(**fields).content[0].text == "hello"

@@ -19,7 +19,7 @@ from streamserve.protocol.sampling import SamplingParams
 from tests.api.serving import ScriptedGenerator, ScriptedHealth, hello_script
 
 SIZE = 1000
-SETTINGS = ApiSettings(admin_keys=[digest("admin")])
+SETTINGS = ApiSettings(admin_key=[digest("admin")])
 
 
 @dataclass

@@ -126,7 +126,7 @@ def test_other_files_are_not_served(hello: Served, path: str) -> None:
 
 
 def test_the_page_needs_no_key_and_what_it_calls_does(generator: ScriptedGenerator) -> None:
-    with scripted(generator, ApiSettings(api_keys=(digest("a-key"),))) as server:
+    with scripted(generator, ApiSettings(api_key=(digest("a-key"),))) as server:
         assert server.http.get("/").status_code == 200
         assert server.http.get(f"/{ASSETS}/main.js").status_code == 200
         assert server.http.get("/v1/models").status_code == 401

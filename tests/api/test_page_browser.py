@@ -393,7 +393,7 @@ def test_the_reference_has_contents_and_examples_to_try(page: Page, stage: Serve
 
 def test_it_asks_for_the_key_and_keeps_it_to_itself(browser: Browser, actor: ScriptedGenerator) -> None:
     key = "key-of-the-page"
-    with scripted(actor, ApiSettings(api_keys=(digest(key),))) as server:
+    with scripted(actor, ApiSettings(api_key=(digest(key),))) as server:
         page = browser.new_context().new_page()
         page.goto(server.url)
         expect(page.locator("#key")).to_be_focused()

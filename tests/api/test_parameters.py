@@ -91,7 +91,7 @@ def test_priority_and_salt_go_along(generator: ScriptedGenerator) -> None:
         completion(generator, priority=-2, cache_salt="mine"),
         chat(generator, priority=-2, cache_salt="mine"),
     ):
-        assert (submitted.priority, submitted.cache_salt) == (-2, "mine")
+        assert (submitted.options.priority, submitted.options.cache_salt) == (-2, "mine")
 
 
 def test_special_tokens_are_added_to_texts_but_not_to_chats(generator: ScriptedGenerator) -> None:

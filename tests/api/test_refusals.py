@@ -196,7 +196,7 @@ def test_bodies_that_are_too_large(generator: ScriptedGenerator, declared: bool)
 
 
 def test_more_prompts_than_the_limit(generator: ScriptedGenerator) -> None:
-    with scripted(generator, ApiSettings(max_prompts=2)) as server:
+    with scripted(generator, ApiSettings(max_requests=2)) as server:
         assert server.post(COMPLETIONS, prompt=["a", "b"]).status_code == 200
         assert "at most 2" in refused(server.post(COMPLETIONS, prompt=["a", "b", "c"]))["message"]
 

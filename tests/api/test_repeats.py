@@ -34,7 +34,7 @@ def test_the_key_chooses_the_seed_unless_the_body_has_one(generator: ScriptedGen
     assert None not in seeds[0][:2]
     assert seeds[0][2] is None, "without a key the seed is left to the engine"
     assert seeds[0][3] == 7
-    keys = [submitted.idempotency_key for submitted in watched.submitted]
+    keys = [submitted.options.idempotency_key for submitted in watched.submitted]
     assert keys == ["/a", "/b", "", "/a"], "the engine keeps outputs by the key"
 
 
@@ -43,11 +43,11 @@ def test_the_same_key_of_another_client_is_another_key(generator: ScriptedGenera
     """What is kept of the request of one is not found by the other, though the text would be the same: how
     soon it comes would tell one client what another has asked."""
     watched = generator.replaced(submitted=[])
-    with scripted(watched, ApiSettings(api_keys=(digest("one"), digest("two")))) as server:
+    with scripted(watched, ApiSettings(api_key=(digest("one"), digest("two")))) as server:
         for client in ("one", "two", "one"):
             headers = {"idempotency-key": "a", "authorization": f"Bearer {client}"}
             assert server.http.post(route, json=BODIES[route], headers=headers).status_code == 200
-    first, other, again = (submitted.idempotency_key for submitted in watched.submitted)
+    first, other, again = (submitted.options.idempotency_key for submitted in watched.submitted)
     assert first == again != other
     assert len({submitted.params.seed for submitted in watched.submitted}) == 1
 

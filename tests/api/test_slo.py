@@ -51,7 +51,7 @@ def test_bodies_win_over_headers(
     assert reply.status_code == 200, reply.text
     (submitted,) = watched.submitted
     assert submitted.params.slo == expected
-    assert submitted.priority == 7
+    assert submitted.options.priority == 7
 
 
 @ROUTES

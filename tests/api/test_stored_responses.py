@@ -140,7 +140,7 @@ def test_an_unknown_response_is_not_found(talking: Served, path: str) -> None:
 
 
 def test_a_response_belongs_to_its_key(talker: ScriptedGenerator) -> None:
-    settings = ApiSettings(api_keys=(digest("one"), digest("two")))
+    settings = ApiSettings(api_key=(digest("one"), digest("two")))
 
     def bearer(key: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"}

@@ -65,7 +65,7 @@ def little_memory(
 
     sampling = {"temperature": 0.0, "ignore_eos": True}
     admin = [keys.digest(ADMIN_PREFIX)]
-    return served(start, ApiSettings(default_sampling=sampling, admin_keys=admin, **settings))
+    return served(start, ApiSettings(default_sampling=sampling, admin_key=admin, **settings))
 
 
 class StreamExpired(Exception):

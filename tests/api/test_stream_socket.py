@@ -89,7 +89,7 @@ def test_its_streams_end_with_it(server: Served) -> None:
 
 
 def test_a_key_is_required(generator: ScriptedGenerator) -> None:
-    settings = ApiSettings(api_keys=[keys.digest(KEY)])
+    settings = ApiSettings(api_key=[keys.digest(KEY)])
     with scripted(generator, settings) as server:
         for shown in ({}, {"Authorization": "Bearer another-key-of-some-length"}):
             with pytest.raises(InvalidStatus) as caught, socket(server, **shown):

@@ -13,11 +13,11 @@ from streamserve.llm.cluster import next_epoch
 from streamserve.protocol.lease import LEASE, Lease
 from streamserve.protocol.messages import Edit, Submit, Traced, Work
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.transfers import Join
 from streamserve.settings.cluster import check_visible_keys, resolve_join
 from streamserve.settings.options import SECRETS, SettingsError
 from streamserve.settings.resolve import resolve
-from streamserve.settings.server_config import ServerConfig
 from streamserve.workers.server_clock import to_local, to_server
 from tests.cluster.fakes import key_file
 
@@ -101,7 +101,7 @@ def test_a_lease_is_read_in_any_pieces() -> None:
 
 
 def test_times_are_those_of_each_sides_clock() -> None:
-    submit = Submit("r", 1, [1], SamplingParams(), {0: []}, arrival=100.0, began={0: 101.0})
+    submit = Submit("r", [1], SamplingParams(), attempt=1, outputs={0: []}, arrival=100.0, began={0: 101.0})
     assert to_local(submit, 30.0).arrival == 70.0
     assert to_local(submit, 30.0).began == {0: 71.0}
     assert to_local(submit, 0.0) is submit

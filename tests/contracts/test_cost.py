@@ -1,9 +1,9 @@
 """Cost curves: exact where measured, never falling, and plausible beyond the measurements."""
 
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import inf, isclose, nan
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,9 @@ def curves(draw: st.DrawFn) -> StepCost:
     row = st.lists(st.floats(1e-5, 10), min_size=len(kv_bytes), max_size=len(kv_bytes))
     grid = draw(st.lists(row, min_size=len(tokens), max_size=len(tokens)))
     slope = st.floats(0, 1e-3)
-    return replace(fit(tokens, kv_bytes, grid, draw(slope), draw(slope)), pair_seconds=draw(slope))
+    return msgspec.structs.replace(
+        fit(tokens, kv_bytes, grid, draw(slope), draw(slope)), pair_seconds=draw(slope)
+    )
 
 
 token_counts, bytes_held = st.integers(0, 20_000), st.integers(0, 50_000)

@@ -99,8 +99,8 @@ SERVED: dict[str, Any] = {
     "share_prefixes": True,
     "cors_origin": ("https://app.example",),
 }
-"""Settings that change what the API server is given; `test_everything_that_the_api_is_given_is_used` checks
-that it uses them."""
+"""Settings of the API server, each with a value; `test_every_setting_of_the_api_is_used` checks that it reads
+them."""
 
 KEY_FILES = ("api_key_file", "admin_key_file", "metrics_key_file")
 """Settings that are files of keys, which the API server is given."""

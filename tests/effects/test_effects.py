@@ -1,14 +1,13 @@
 """Every setting of a server does something, or is refused by name.
 
 Each setting is changed in several contexts (other settings). There it must either be refused with its name,
-or change something that can be observed: what clients receive in virtual time, what is loaded, or what the
-API server is given. A new setting fails these tests until it is in one of the tables of `tables.py`.
+or change something that can be observed: what clients receive in virtual time, what is loaded; or the
+API server must read it. A new setting fails these tests until it is in one of the tables of `tables.py`.
 """
 
 import ast
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,11 @@ import pytest
 
 from streamserve import embedded
 from streamserve.api.settings import ApiSettings
-from streamserve.cli.serving import api_settings, connection_settings
+from streamserve.cli.serving import api_settings
 from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.keys import digest
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.effects import NEEDS
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve
@@ -115,30 +116,40 @@ def test_a_setting_changes_what_is_loaded(name: str) -> None:
     assert loaded(**{name: LOADED[name]}) != loaded()
 
 
-@pytest.mark.parametrize("name", [*SERVED, *KEY_FILES])
-def test_a_setting_changes_what_the_api_is_given(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", KEY_FILES)
+def test_the_keys_of_a_file_are_among_the_keys_that_the_api_is_given(name: str, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("a-key\n")
+    settings = changed({}, name, str(tmp_path / "keys"))
+    assert settings, f"{name} is refused"
+    keys = getattr(api_settings(settings, local_only=True), name.removesuffix("_file"))
+    assert keys == (digest("a-key"),)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_setting_of_the_api_is_accepted(name: str, tmp_path: Path) -> None:
     needed = {"batch_folder": str(tmp_path), "api_key": ("another-key", "third-key")}
     needed.pop(name, None)
-    value = str(tmp_path / "keys") if name in KEY_FILES else SERVED[name]
-    settings = changed(needed, name, value)
+    settings = changed(needed, name, SERVED[name])
     assert settings, f"{name} is refused"
-    plain = resolve("embedded", needed, environ=NONE)
-    assert given(settings) != given(plain)
+    assert settings != resolve("embedded", needed, environ=NONE)
 
 
-def given(settings: Settings) -> tuple[Any, ...]:
-    return api_settings(settings, local_only=True), connection_settings(settings.server)
-
-
-def test_everything_that_the_api_is_given_is_used() -> None:
-    """Each field of ApiSettings is read somewhere in the package."""
-    read = {
+def read_from(name: str, *files: Path) -> set[str]:
+    """Return the attributes that the files read from a variable or attribute `name`."""
+    return {
         node.attr
-        for file in (ROOT / "src/streamserve/api").rglob("*.py")
+        for file in files
         for node in ast.walk(parse(file))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name | ast.Attribute)
-        and (node.value.id if isinstance(node.value, ast.Name) else node.value.attr) == "settings"
+        and (node.value.id if isinstance(node.value, ast.Name) else node.value.attr) == name
     }
-    assert {field.name for field in fields(ApiSettings)} <= read
+
+
+def test_every_setting_of_the_api_is_used() -> None:
+    """The API, or the server of its connections, reads each of its settings."""
+    package = ROOT / "src/streamserve"
+    of_api = read_from("settings", *(package / "api").rglob("*.py"))
+    own = set(ApiSettings.__struct_fields__) - set(ServerConfig.__struct_fields__)
+    assert own <= of_api
+    assert set(SERVED) <= of_api | read_from("server", package / "cli/serving.py")

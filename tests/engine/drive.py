@@ -66,7 +66,7 @@ def make_engine(
 
 def submit(request: str, prompt: list[int], params: SamplingParams, arrival: float = 0.0, **fields) -> Submit:
     outputs = fields.pop("outputs", {choice: [] for choice in range(params.n)})
-    return Submit(request, fields.pop("attempt", 0), prompt, params, outputs, arrival, **fields)
+    return Submit(request, prompt, params, outputs=outputs, arrival=arrival, **fields)
 
 
 class Collected:

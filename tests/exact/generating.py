@@ -114,7 +114,7 @@ def generate(engine: Engine, prompts: list[list[int]], params: SamplingParams, c
         while waiting and len(active) < concurrency:
             number, prompt = waiting.pop(0)
             seeded = msgspec.structs.replace(params, seed=number)
-            engine.handle(Submit(str(number), 0, prompt, seeded, {0: []}, float(number)))
+            engine.handle(Submit(str(number), prompt, seeded, outputs={0: []}, arrival=float(number)))
             active.add(number)
         for event in engine.step():
             if isinstance(event, Admitted):

@@ -181,7 +181,7 @@ def make_requests(rng: random.Random, count: int, vocabulary: int) -> list[Submi
             grammar=WORDS if number % 8 == 1 else None,
         )
         outputs: dict[int, list[int]] = {choice: [] for choice in range(choices)}
-        requests.append(Submit(str(number), 0, prompt, params, outputs, float(number)))
+        requests.append(Submit(str(number), prompt, params, outputs=outputs, arrival=float(number)))
     return requests
 
 

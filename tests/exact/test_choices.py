@@ -45,15 +45,10 @@ def test_a_choice_is_the_same_co_batched_and_alone(
     prompts = make_prompts(rng, count, 400, together.model.vocab_size)
     requests = [
         Submit(
-            str(number),
-            0,
-            prompt,
-            SamplingParams(
+            str(number), prompt, SamplingParams(
                 n=CHOICES, seed=number, max_tokens=MAX_OUTPUT, ignore_eos=True,
                 frequency_penalty=rng.choice((0.0, 0.5)), repetition_penalty=rng.choice((1.0, 1.2)),
-            ),
-            {choice: [] for choice in range(CHOICES)},
-            float(number),
+            ), outputs={choice: [] for choice in range(CHOICES)}, arrival=float(number),
         )
         for number, prompt in enumerate(prompts)
     ]  # fmt: skip
@@ -61,7 +56,7 @@ def test_a_choice_is_the_same_co_batched_and_alone(
     assert len(texts) == count * CHOICES
     for request in requests:
         for choice in range(CHOICES):
-            single = Submit(request.request, 0, request.prompt, request.params, {choice: []}, 0.0)
+            single = Submit(request.request, request.prompt, request.params, outputs={choice: []})
             assert run(alone, [single]) == {(request.request, choice): texts[request.request, choice]}
     report = together.report()
     assert report.copies_on_write > count

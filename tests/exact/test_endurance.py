@@ -34,7 +34,13 @@ def request(number: int) -> Submit:
         n=2 if number % 11 == 0 else 1,
         max_tokens=int(rng.integers(1, 10)),
     )
-    return Submit(f"r{number}", 0, prompt, params, {c: [] for c in range(params.n)}, float(number))
+    return Submit(
+        f"r{number}",
+        prompt,
+        params,
+        outputs={c: [] for c in range(params.n)},
+        arrival=float(number),
+    )
 
 
 def serve(engine: Engine, numbers: range) -> int:

@@ -120,7 +120,14 @@ class Client(StreamClient):
     def submit(self) -> Submit:
         """The message of the final prompt, as if it was sent at once."""
         outputs: dict[int, list[int]] = {choice: [] for choice in range(self.params.n)}
-        return Submit(self.name, 0, list(self.prompt), self.params, outputs, 0.0, adapter=self.adapter)
+        return Submit(
+            self.name,
+            list(self.prompt),
+            self.params,
+            outputs=outputs,
+            arrival=0.0,
+            adapter=self.adapter,
+        )
 
 
 class WithLogprobs(Collected):

@@ -119,10 +119,11 @@ def test_choices_that_copy_on_write_are_those_of_a_choice_alone(
     together, single = make_engine(checkpoint, Case(chunk=64)), make_engine(checkpoint, ALONE)
     for number, prompt in enumerate(prompts[:4]):
         texts = run(
-            together, Submit(str(number), 0, prompt, params, {choice: [] for choice in range(3)}, 0.0)
+            together,
+            Submit(str(number), prompt, params, outputs={choice: [] for choice in range(3)}),
         )
         for choice, tokens in texts.items():
-            assert run(single, Submit("r", 0, prompt, params, {choice: []}, 0.0)) == {choice: tokens}
+            assert run(single, Submit("r", prompt, params, outputs={choice: []})) == {choice: tokens}
         assert len(texts) == 3
         assert len(set(map(tuple, texts.values()))) > 1
     assert together.report().copies_on_write > 0

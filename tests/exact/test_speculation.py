@@ -156,9 +156,9 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(
     engine = make_engine((target, target), Case(policy="fixed:5"))
     for temperature in (0.0, 1.0):
         requests = [
-            Submit(str(n), 0, [5 + n, 9], SamplingParams(**{
+            Submit(str(n), [5 + n, 9], SamplingParams(**{
                 "temperature": temperature, "top_k": 20, "seed": n, "max_tokens": 60, "ignore_eos": True,
-                **settings}), {0: []}, 0.0)
+                **settings}), outputs={0: []})
             for n in range(4)
         ]  # fmt: skip
         before = (engine.speculation.counters.verified, engine.speculation.counters.accepted)
@@ -172,7 +172,7 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(
 
 def test_forked_choices_speculate_independently(pair: tuple[Path, Path]) -> None:
     params = SamplingParams(n=3, seed=4, max_tokens=40, ignore_eos=True)
-    request = Submit("r", 0, [7, 8, 9, 10, 11] * 5, params, {0: [], 1: [], 2: []}, 0.0)
+    request = Submit("r", [7, 8, 9, 10, 11] * 5, params, outputs={0: [], 1: [], 2: []}, arrival=0.0)
     texts = []
     for case in (Case(draft="none"), Case(policy="fixed:4")):
         engine, outputs = make_engine(pair, case), {0: [], 1: [], 2: []}
@@ -192,7 +192,7 @@ def test_a_draft_model_prefills_along_with_the_target(pair: tuple[Path, Path]) -
     """It is one chunk late, so that little is left to prefill at the first draft request."""
     prompt, chunk = list(range(5, 165)), 16
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    request = Submit("r", 0, prompt, params, {0: []}, 0.0)
+    request = Submit("r", prompt, params, outputs={0: []})
     engine = make_engine(pair, Case(policy="fixed:3", chunk=chunk, preempt_every=7))
     assert isinstance(engine.drafter, ModelDrafter)
     received, begin = [], engine.drafter.begin
@@ -217,7 +217,7 @@ def test_a_step_that_ends_a_prompt_has_draft_tokens_if_little_is_left(
     target, _ = pair
     engine = make_engine((target, target), Case(policy="fixed:4", chunk=100))
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    engine.handle(Submit("r", 0, list(range(5, 105 + left)), params, {0: []}, 0.0))
+    engine.handle(Submit("r", list(range(5, 105 + left)), params, outputs={0: []}))
     found: list[Token] = []
     while not found:
         found = [event for event in engine.step() if isinstance(event, Token)]
@@ -254,7 +254,7 @@ def test_the_policy_may_be_changed_between_steps(pair: tuple[Path, Path]) -> Non
     for policy in ("off", "fixed:3", "off"):
         engine.speculation = Speculation(parse_policy(policy), cost)
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-        run(engine, [Submit(policy, 0, [5, 6, 7], params, {0: []}, 0.0)], 1)
+        run(engine, [Submit(policy, [5, 6, 7], params, outputs={0: []})], 1)
         assert engine.report().speculation == engine.speculation.report()
         drafted.append(engine.speculation.counters.drafts)
     assert drafted[0] == drafted[2] == 0 < drafted[1]
@@ -268,7 +268,7 @@ def test_a_request_may_limit_or_disable_speculation(pair: tuple[Path, Path]) -> 
         (SpeculationLimits(max_nodes=1), 1),
     ):
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, speculation=limits)
-        engine.handle(Submit("r", 0, [5, 6, 7], params, {0: []}, 0.0))
+        engine.handle(Submit("r", [5, 6, 7], params, outputs={0: []}))
         drafted = []
         while engine.has_work:
             drafted += [event.drafted for event in engine.step() if isinstance(event, DraftVerified)]

@@ -62,7 +62,7 @@ def test_any_script_gives_the_text_of_its_final_prompt(
         expected = Collected()
         for client in clients:
             outputs: dict[int, list[int]] = {choice: [] for choice in range(client.params.n)}
-            plain.handle(Submit(client.name, 0, client.prompt, client.params, outputs, 0.0))
+            plain.handle(Submit(client.name, client.prompt, client.params, outputs=outputs))
             while plain.has_work:
                 expected.take(plain.step())
         assert collected.tokens == expected.tokens

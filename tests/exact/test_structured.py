@@ -70,7 +70,7 @@ def make_requests(folder: Path, seed: int, count: int) -> tuple[list[Submit], li
             )
             params = msgspec.structs.replace(params, **changes)
         prompt = tokenizer.encode(PROMPT[: rng.randint(1, len(PROMPT))])
-        requests.append(Submit(f"s{number}", 0, prompt, params, {0: []}, float(number)))
+        requests.append(Submit(f"s{number}", prompt, params, outputs={0: []}, arrival=float(number)))
     return requests, schemas
 
 
@@ -79,7 +79,9 @@ def plain_requests(count: int, vocabulary: int) -> list[Submit]:
     rng = random.Random(count)
     prompts = [[rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 40))] for _ in range(count)]
     params = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
-    return [Submit(f"p{n}", 0, prompt, params, {0: []}, n / 2) for n, prompt in enumerate(prompts)]
+    return [
+        Submit(f"p{n}", prompt, params, outputs={0: []}, arrival=n / 2) for n, prompt in enumerate(prompts)
+    ]
 
 
 def run(engine: Engine, requests: list[Submit]) -> tuple[Texts, dict[str, str | None]]:
@@ -176,7 +178,7 @@ def test_each_choice_follows_the_grammar(folder: Path) -> None:
     engine, tokenizer = make_engine(folder), Tokenizer.from_folder(folder)
     grammar = Grammar(kind="regex", text="[a-z]{3}-[0-9]{4}")
     params = SamplingParams(n=4, seed=5, max_tokens=40, grammar=grammar, temperature=1.5)
-    request = Submit("n", 0, [5, 6, 7], params, {choice: [] for choice in range(4)}, 0.0)
+    request = Submit("n", [5, 6, 7], params, outputs={choice: [] for choice in range(4)}, arrival=0.0)
     engine.handle(request)
     texts: dict[int, list[int]] = {}
     while engine.has_work:
@@ -196,7 +198,7 @@ def test_each_choice_follows_the_grammar(folder: Path) -> None:
 def test_a_grammar_that_cannot_be_compiled_ends_only_its_request(folder: Path, broken: Grammar) -> None:
     engine = make_engine(folder)
     plain = plain_requests(2, 320)
-    bad = Submit("bad", 0, [5], SamplingParams(n=2, seed=1, grammar=broken), {0: [], 1: []}, 0.0)
+    bad = Submit("bad", [5], SamplingParams(n=2, seed=1, grammar=broken), outputs={0: [], 1: []})
     for request in (bad, *plain):
         engine.handle(request)
     errors, tokens = [], 0

@@ -374,7 +374,7 @@ def test_no_answer_goes_on_with_another_model() -> None:
     """The files of the model are replaced, and then the only worker dies."""
     fleet = started()
     fleet.handle(OPEN, 0.0)
-    fleet.handle(dataclasses.replace(OPEN, request="unanswered"), 0.0)
+    fleet.handle(msgspec.structs.replace(OPEN, request="unanswered"), 0.0)
     send_events(fleet, Token("r", 0, 0, 0, 7))
     fleet.handle(WorkerLost(W, 1, "killed"), 1.0)
     model = msgspec.structs.replace(READY.model, fingerprint="another")

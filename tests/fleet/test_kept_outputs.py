@@ -1,7 +1,5 @@
 """Requests that begin with outputs which the workers of another head have kept."""
 
-import dataclasses
-
 import msgspec
 
 from streamserve.fleet.events import Deliver, Send, Tick, WorkerMessage
@@ -14,8 +12,8 @@ from tests.fleet.fakes import OPEN, READY, W, send_events, started, submitted
 
 DIGEST = b"d" * 16
 MODEL = READY.model.kv_name
-AGAIN = dataclasses.replace(OPEN, keep=DIGEST)
-SCORED = dataclasses.replace(AGAIN, params=SamplingParams(seed=1, max_tokens=9, logprobs=0))
+AGAIN = msgspec.structs.replace(OPEN, keep=DIGEST)
+SCORED = msgspec.structs.replace(AGAIN, params=SamplingParams(seed=1, max_tokens=9, logprobs=0))
 
 
 def kept(choices: dict[int, list[KeptToken]], model: str = MODEL, digest: bytes = DIGEST) -> KeptOutputs:
@@ -56,15 +54,16 @@ def test_a_complete_answer_needs_no_worker() -> None:
 def test_each_choice_begins_with_its_own_tokens() -> None:
     fleet = with_kept({0: [KeptToken(7, finish="stop")], 1: [KeptToken(5)], 5: [KeptToken(1)]})
     params = SamplingParams(seed=1, max_tokens=9, n=3)
-    commands = fleet.handle(dataclasses.replace(AGAIN, params=params), 1.0)
+    commands = fleet.handle(msgspec.structs.replace(AGAIN, params=params), 1.0)
     assert submitted(commands).outputs == {1: [5], 2: []}
     assert fleet.requests["r"].open_choices == {1, 2}
 
 
 def test_another_request_or_another_model_gets_nothing() -> None:
     fleet = with_kept({0: [KeptToken(7)]})
-    for other in (OPEN, dataclasses.replace(OPEN, keep=b"e" * 16), dataclasses.replace(AGAIN, open=True)):
-        commands = fleet.handle(dataclasses.replace(other, request=f"x{other.keep!r}{other.open}"), 1.0)
+    stream = msgspec.structs.replace(AGAIN, open=True)
+    for other in (OPEN, msgspec.structs.replace(OPEN, keep=b"e" * 16), stream):
+        commands = fleet.handle(msgspec.structs.replace(other, request=f"x{other.keep!r}{other.open}"), 1.0)
         assert not delivered(commands)
     fleet = with_kept({0: [KeptToken(7)]}, model="another")
     assert submitted(fleet.handle(AGAIN, 1.0)).outputs == {0: []}

@@ -1,7 +1,5 @@
 """Transfer reservations of stream pairs: opened, used, refused, and closed at any worker's death."""
 
-import dataclasses
-
 import pytest
 from msgspec.structs import replace
 
@@ -95,7 +93,7 @@ def test_a_pair_whose_half_finds_the_files_replaced_serves_the_new_model_togethe
 
 
 def replace_id(request: Open, name: str) -> Open:
-    return dataclasses.replace(request, request=name)
+    return replace(request, request=name)
 
 
 def kills(commands: list[Command]) -> list[str]:

@@ -3,13 +3,14 @@
 import pytest
 
 from streamserve.baselines.routers import ROUTERS
+from streamserve.contracts.cost import worker_costs
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import ClientEdit, Close, Command, Open, Send, Tick, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.view import router_view
-from streamserve.fleet.worker_state import costs_of, pairs, pools, unified
+from streamserve.fleet.worker_state import pairs, pools, unified
 from streamserve.protocol.messages import Cancel, Events, Progress, RequestKind, Submit
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.scheduling.routing import Arrival, Decision, RouteCandidate
@@ -193,7 +194,7 @@ def test_seconds_of_one_worker_are_not_compared_with_tokens_of_another() -> None
     fleet.handle(ClientEdit("s", 1, 0, list(range(40))), 0.1)
     first = fleet.requests["s"].worker
     (other,) = set(fleet.workers) - {first}
-    fleet.workers[other].costs = costs_of(CURVE, 4)
+    fleet.workers[other].costs = worker_costs(CURVE, 100, 4)
     computed(fleet, 1, 39)
     assert submitted(fleet.handle(ClientEdit("s", 2, 40, [50], finish=True), 0.3)) == []
     assert fleet.requests["s"].worker == first

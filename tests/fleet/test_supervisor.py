@@ -12,7 +12,8 @@ from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.report_totals import counted, total
 from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, pairs, unified
-from streamserve.protocol.messages import CostCurve, Failed
+from streamserve.protocol.cost_curve import CostCurve
+from streamserve.protocol.messages import Failed
 from streamserve.protocol.reports import RemoteReport, StepParts
 from tests.api.reports import REPORT
 from tests.fleet.fakes import READY
@@ -293,11 +294,11 @@ def test_any_model_is_expected_where_no_other_worker_is_ready() -> None:
 
 def test_worker_costs_follow_its_reported_curve() -> None:
     curve = CostCurve(
-        kv_token_bytes=10, tokens=(1, 100), kv_bytes=(0, 1000), seconds=((1.0, 2.0), (3.0, 4.0)),
+        tokens=(1, 100), kv_bytes=(0, 1000), seconds=((1.0, 2.0), (3.0, 4.0)),
         pair_seconds=0.5, token_seconds=0.0, byte_seconds=0.0,
     )  # fmt: skip
     supervisor = started(unified(1))
-    assert supervisor.join("unified-0", replace(READY, cost=curve), 6.0)
+    assert supervisor.join("unified-0", replace(READY, cost=curve, kv_token_bytes=10), 6.0)
     costs = supervisor.workers["unified-0"].load("unified-0", 0.0).costs
     assert costs
     assert costs.prefill(100) == 3.0 + 0.5 * (100 * 99 / 2), "long prompts cost more than their rows"

@@ -64,7 +64,7 @@ def requests_of(rng: random.Random, count: int) -> list[Submit]:
     for number in range(count):
         prompt = ([rng.randrange(4, 300) for _ in range(rng.randint(1, 9))] * 40)[: rng.randint(1, 70)]
         params = SamplingParams(temperature=number % 2 * 0.8, seed=number, max_tokens=16, ignore_eos=True)
-        out.append(Submit(f"r{number}", 0, prompt, params, {0: []}, float(number)))
+        out.append(Submit(f"r{number}", prompt, params, outputs={0: []}, arrival=float(number)))
     return out
 
 
@@ -164,7 +164,7 @@ def edited(rng: random.Random, engine: Engine, plain: Engine, clients: int) -> C
     expected = Collected()
     for stream in streams:
         outputs: dict[int, list[int]] = {choice: [] for choice in range(stream.params.n)}
-        plain.handle(Submit(stream.name, 0, stream.prompt, stream.params, outputs, 0.0))
+        plain.handle(Submit(stream.name, stream.prompt, stream.params, outputs=outputs))
         while plain.has_work:
             expected.take(plain.step())
     assert collected.tokens == expected.tokens

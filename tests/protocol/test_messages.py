@@ -26,7 +26,7 @@ from streamserve.protocol.sampling import SamplingParams
 
 PARAMS = SamplingParams(n=2, seed=2**64 - 1, logit_bias={3: -1.5}, stop=("a", "b"), logprobs=1)
 TO_WORKER: list[ToWorker] = [
-    Submit("r", 3, [1, 2], PARAMS, {0: [5], 1: []}, 1.5, priority=-1, cache_salt="s"),
+    Submit("r", [1, 2], PARAMS, attempt=3, outputs={0: [5], 1: []}, arrival=1.5, priority=-1, cache_salt="s"),
     Cancel("r", 1),
     Cancel("r"),
     Stop(),
@@ -64,7 +64,10 @@ def test_what_is_no_message_from_a_worker_is_an_error(data: bytes) -> None:
 
 def test_an_attempt_number_that_a_journal_cannot_hold_is_no_message() -> None:
     """A forged one ended the worker that noted it."""
-    largest, beyond = (Submit("r", number, [1], PARAMS, {0: []}, 1.5) for number in (2**63 - 1, 2**63))
+    largest, beyond = (
+        Submit("r", [1], PARAMS, attempt=number, outputs={0: []}, arrival=1.5)
+        for number in (2**63 - 1, 2**63)
+    )
     assert decode_to_worker(encode(largest)) == largest
     with pytest.raises(msgspec.DecodeError):
         decode_to_worker(encode(beyond))

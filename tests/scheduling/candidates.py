@@ -5,9 +5,10 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamserve.scheduling.routing import STEP_TOKENS, Costs, RouteCandidate, WorkerLoad
+from streamserve.contracts.cost import WorkerCosts
+from streamserve.scheduling.routing import STEP_TOKENS, RouteCandidate, WorkerLoad
 
-COSTS = Costs(prefill=lambda tokens: tokens / 1000, decode=lambda seqs, kv: 0.01 + 0.001 * seqs)
+COSTS = WorkerCosts(prefill=lambda tokens: tokens / 1000, decode=lambda seqs, kv: 0.01 + 0.001 * seqs)
 IDLE = WorkerLoad("w", max_num_seqs=10, blocks_total=100, costs=COSTS)
 
 

@@ -4,8 +4,9 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from streamserve.contracts.cost import WorkerCosts
 from streamserve.scheduling.predictive import Predictive
-from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Costs, RouteCandidate
+from streamserve.scheduling.routing import IDLE_WORKER, Arrival, RouteCandidate
 from tests.scheduling.candidates import IDLE, candidate
 
 
@@ -66,7 +67,7 @@ def test_a_speculation_speedup_attracts_requests() -> None:
 
 
 def test_each_worker_is_predicted_by_its_own_cost() -> None:
-    twice = Costs(prefill=lambda tokens: tokens / 500, decode=lambda seqs, kv: 0.02 + 0.002 * seqs)
+    twice = WorkerCosts(prefill=lambda tokens: tokens / 500, decode=lambda seqs, kv: 0.02 + 0.002 * seqs)
     assert Predictive()(Arrival(100), [candidate(costs=twice), candidate()], 0).chosen == 1
 
 

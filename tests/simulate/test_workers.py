@@ -25,7 +25,12 @@ PREFIXES = 6
 
 def make_simulation(topology: Topology, router: str) -> Simulation:
     spec = WorkerSpec(
-        ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.002, wire_seconds=0.002, curve=CURVE
+        ENGINE,
+        model_info(96),
+        lambda tokens, context: 0.01 + tokens * 0.002,
+        wire_seconds=0.002,
+        curve=CURVE,
+        kv_token_bytes=100,
     )
     fleet = FleetConfig(topology=topology, router=parse_router(router), max_attempts=9)
     return Simulation(fleet, spec)

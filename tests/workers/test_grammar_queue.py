@@ -27,7 +27,7 @@ class Compiler:
 
 
 def submit(request: str, grammar: Grammar | None = None) -> Submit:
-    return Submit(request, 0, [1], SamplingParams(grammar=grammar), {0: []}, 0.0)
+    return Submit(request, [1], SamplingParams(grammar=grammar), outputs={0: []})
 
 
 def test_requests_that_wait_for_a_grammar_do_not_block_others() -> None:

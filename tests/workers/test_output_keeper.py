@@ -20,7 +20,7 @@ PARAMS = SamplingParams(seed=1, max_tokens=9)
 
 
 def submit(request: str = "r", digest: bytes = DIGEST, outputs: dict[int, list[int]] | None = None) -> Submit:
-    return Submit(request, 1, [1, 2], PARAMS, outputs or {0: []}, arrival=0.0, keep=digest)
+    return Submit(request, [1, 2], PARAMS, attempt=1, outputs=outputs or {0: []}, keep=digest)
 
 
 def kept(keeper: OutputKeeper) -> dict[bytes, dict[int, list[KeptToken]]]:

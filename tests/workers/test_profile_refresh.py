@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -40,7 +39,7 @@ class Rig:
         (measured,) = measure([("tiny", self.loaded)], EFFORT)
         seconds = tuple(tuple(factor * value for value in line) for line in measured.cost.seconds)
         self.profile: Profile = msgspec.structs.replace(
-            measured, stable=stable, cost=replace(measured.cost, seconds=seconds)
+            measured, stable=stable, cost=msgspec.structs.replace(measured.cost, seconds=seconds)
         )
         self.store.write(self.profile)
         self.now = 0.0
@@ -70,7 +69,7 @@ class Rig:
 
     def serve(self, prompt: list[int]) -> list[int]:
         params = SamplingParams(temperature=0.0, max_tokens=5)
-        self.engine.handle(Submit(str(len(prompt)), 0, prompt, params, {0: []}, 0.0))
+        self.engine.handle(Submit(str(len(prompt)), prompt, params, outputs={0: []}))
         tokens = []
         while self.engine.has_work:
             assert self.wait() == WAIT, "while there is work nothing is measured"

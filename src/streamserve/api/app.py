@@ -127,7 +127,7 @@ def _context(models: ModelTable) -> AppContext:
         models,
         default,
         MemoryAccount(settings.max_memory_bytes),
-        client_descriptors(settings.max_workers),
+        client_descriptors(settings.worker_bound),
         stored,
     )
     default.metrics.memory.set_function(lambda: context.memory.held)
@@ -175,12 +175,12 @@ def _middleware(context: AppContext) -> list[Middleware]:
     settings = context.settings
     return [
         Middleware(RequestIds),
-        Middleware(CORS, origins=settings.cors_origins, local_only=settings.local_only),
+        Middleware(CORS, origins=settings.cors_origin, local_only=settings.local_only),
         Middleware(
             Authentication,
-            keys=settings.api_keys,
-            admin_keys=settings.admin_keys,
-            metrics_keys=settings.metrics_keys,
+            keys=settings.api_key,
+            admin_keys=settings.admin_key,
+            metrics_keys=settings.metrics_key,
             max_requests_per_key=settings.max_requests_per_key,
         ),
         Middleware(RequestMemory, account=context.memory),

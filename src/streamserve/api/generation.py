@@ -11,6 +11,7 @@ from streamserve.api.generator import EnginePromptStream, Item
 from streamserve.api.http.limits import check_choices
 from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.request_options import NO_OPTIONS, RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import ChoiceDelta, Usage
 
@@ -20,19 +21,15 @@ class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
     Its choice indices follow the indices of the prompts before it. `prompt_stream` is its prompt stream, if
-    there is one; the request's latency then counts from the stream's creation. `adapter` is the name of its
-    LoRA adapter. `idempotency_key` is the request's key, if it has one.
+    there is one; the request's latency then counts from the stream's creation.
     """
 
     number: int
     request_id: str
     prompt: EncodedPrompt
     params: SamplingParams
-    priority: int
-    cache_salt: str
+    options: RequestOptions = NO_OPTIONS
     prompt_stream: EnginePromptStream | None = None
-    adapter: str = ""
-    idempotency_key: str = ""
 
     def index(self, choice: int) -> int:
         """Return the index in the reply of one of its choices."""
@@ -102,10 +99,7 @@ def _items(context: AppContext, task: GenerationTask) -> AsyncGenerator[Item, No
         task.prompt.ids,
         task.params,
         request_id=task.request_id,
-        priority=task.priority,
-        cache_salt=task.cache_salt,
-        adapter=task.adapter,
-        idempotency_key=task.idempotency_key,
+        options=task.options,
     )
 
 

@@ -11,6 +11,7 @@ from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
 from streamserve.protocol.reports import IncidentReport, Report
+from streamserve.protocol.request_options import NO_OPTIONS, RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import Renderer
 from streamserve.text.output import ChoiceDelta, Usage
@@ -137,16 +138,11 @@ class Generator(Protocol):
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str = "",
-        idempotency_key: str = "",
+        options: RequestOptions = NO_OPTIONS,
     ) -> AsyncGenerator[Item, None]:
         """Yield deltas of `params.n` choices until all have finished, then the Usage.
 
-        `adapter` is the name of the request's LoRA adapter, if it has one. With an `idempotency_key`, its
-        outputs are kept for a next head: a repeated request with this key begins with them there. Raises
-        RequestError before the first item if the request is refused. Closing the iterator cancels the
+        Raises RequestError before the first item if the request is refused. Closing the iterator cancels the
         request.
         """
 
@@ -155,10 +151,8 @@ class Generator(Protocol):
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
+        options: RequestOptions = NO_OPTIONS,
         answer_early: bool = False,
-        adapter: str = "",
         expected_tokens: int = 0,
     ) -> EnginePromptStream:
         """Open a prompt stream, empty at first.

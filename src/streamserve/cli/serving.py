@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import typer
 from starlette.applications import Starlette
 
@@ -21,10 +22,10 @@ from streamserve.api.http.server import serve
 from streamserve.api.settings import ApiSettings
 from streamserve.cli.notify import READY, STOPPING, notify
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import worker_bound
 from streamserve.settings.sampling import recommended_sampling
-from streamserve.settings.server_config import ServerConfig
 from streamserve.system.processors import usable_processors
 from streamserve.system.tls import tls_context
 
@@ -81,34 +82,11 @@ def connection_settings(server: ServerConfig) -> dict[str, Any]:
 
 def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
     """Return the operator's settings of the API."""
-    server = settings.server
     return ApiSettings(
+        **msgspec.structs.asdict(settings.server),
         default_sampling=recommended_sampling(Path(settings.model.path)),
-        max_body_bytes=server.max_body_bytes,
-        max_memory_bytes=server.max_memory_bytes,
-        max_prompts=server.max_requests,
-        request_timeout=server.request_timeout,
-        api_keys=server.api_key,
-        admin_keys=server.admin_key,
-        metrics_keys=server.metrics_key,
-        share_prefixes=server.share_prefixes,
-        max_requests_per_key=server.max_requests_per_key,
-        cors_origins=server.cors_origin,
-        tool_parser=server.tool_parser,
-        reasoning_parser=server.reasoning_parser,
         local_only=local_only,
-        strict_fields=server.strict_fields,
-        max_streams=server.max_streams,
-        stream_ttl=server.stream_ttl,
-        max_stored_responses=server.max_stored_responses,
-        max_stored_response_bytes=server.max_stored_response_bytes,
-        stored_response_ttl=server.stored_response_ttl,
-        batch_folder=server.batch_folder,
-        max_batch_file_bytes=server.max_batch_file_bytes,
-        max_batch_folder_bytes=server.max_batch_folder_bytes,
-        max_batch_requests=server.max_batch_requests,
-        batch_concurrency=server.batch_concurrency,
-        max_workers=worker_bound(server),
+        worker_bound=worker_bound(settings.server),
     )
 
 

@@ -9,14 +9,19 @@ seconds  │            ╱      tokens      query tokens of the step, over all 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamserve.protocol.cost_curve import CostCurve
 
-@dataclass(frozen=True)
-class StepCost:
+MAX_CACHED_COSTS = 4096
+"""Number of cached step costs per cost curve."""
+
+
+class StepCost(CostCurve, frozen=True, dict=True):
     """Seconds of a step: `seconds[i][j]` for `tokens[i]` query tokens and `kv_bytes[j]`, linear between the
     points.
 
@@ -28,13 +33,6 @@ class StepCost:
     Raises ValueError unless both axes ascend, costs are positive and never fall along either axis, and the
     slopes are not negative.
     """
-
-    tokens: tuple[int, ...]
-    kv_bytes: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-    pair_seconds: float = 0.0
-    token_seconds: float = 0.0
-    byte_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name, axis, minimum in (("tokens", self.tokens, 1), ("kv_bytes", self.kv_bytes, 0)):
@@ -86,6 +84,36 @@ class StepCost:
 _Cell = tuple[float, float, float, float, float, float]
 """A piece of the surface: its lower ends in tokens and bytes, the seconds there, and the slopes by token, by
 byte, and by token times byte."""
+
+
+@dataclass(frozen=True)
+class WorkerCosts:
+    """Costs of a worker's steps in seconds, for a router.
+
+    * `prefill(tokens)`: the prefill of a prompt.
+    * `decode(sequences, kv_tokens)`: a decode step; `kv_tokens` is the KV of all its sequences together.
+    * `token`: additional seconds of a decode step for each additional KV token.
+    * `block_size`: tokens of a KV block.
+    """
+
+    prefill: Callable[[int], float]
+    decode: Callable[[int, int], float]
+    token: float = 0.0
+    block_size: int = 16
+
+
+@lru_cache(maxsize=256)
+def worker_costs(curve: CostCurve, kv_token_bytes: int, block_size: int) -> WorkerCosts:
+    """Return the step costs of a worker from its cost curve, shared by all workers with this curve. Costs are
+    cached, because routers query the same few steps repeatedly."""
+    step = StepCost(*msgspec.structs.astuple(curve))
+    cached = lru_cache(maxsize=MAX_CACHED_COSTS)
+    return WorkerCosts(
+        prefill=cached(lambda tokens: step(tokens, 0, further_pairs(tokens, 0))),
+        decode=cached(step.in_tokens(kv_token_bytes)),
+        token=curve.byte_seconds * kv_token_bytes,
+        block_size=block_size,
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Event, FromWorker, ToWorker
+from streamserve.protocol.messages import Event, FromWorker, GenerateRequest, ToWorker
 from streamserve.protocol.sampling import SamplingParams
 
 Ending = Literal["fault", "outside", "unclear"]
@@ -19,36 +19,18 @@ Ending = Literal["fault", "outside", "unclear"]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
-    """A client's new request. `params.seed` and `params.max_tokens` are set.
+class Open(GenerateRequest, frozen=True, kw_only=True):
+    """A client's new request. A prompt stream is routed as a prompt of at least `expected_tokens`. If `keep`
+    is set, outputs that workers have kept for the head before under this digest are looked for, too."""
 
-    - `open`, `answer_early`, `tail`, `version`: describe a prompt stream, as in Submit. `expected_tokens`: it
-      is routed as a prompt of at least this length.
-    - `adapter`: the fingerprint of its LoRA adapter.
-    - `keep`: digest of the request. Workers keep its outputs under this digest for a next head, and this head
-      looks for outputs kept for the head before. Empty: neither.
-    """
-
-    request: str
-    prompt: list[int]
-    params: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-    open: bool = False
-    answer_early: bool = False
-    tail: int = 0
-    version: int = 0
-    adapter: str = ""
     expected_tokens: int = 0
-    keep: bytes = b""
 
 
 @dataclass(frozen=True)
 class ClientEdit:
     """A client's edit of its prompt stream: the first `retained` tokens stay, and `tokens` follow them.
-    `tail` is as in Submit. Versions ascend. With `finish`, the prompt is complete and is answered, with
-    `params` if given."""
+    `tail` is as in GenerateRequest. Versions ascend. With `finish`, the prompt is complete and is answered,
+    with `params` if given."""
 
     request: str
     version: int

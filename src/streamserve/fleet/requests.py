@@ -4,7 +4,7 @@ Only the next index of the current attempt is accepted. Repeats are dropped; a g
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -241,7 +241,7 @@ class OpenRequest:
     def edit(self, event: ClientEdit, now: float) -> Edited:
         """Apply an edit of the prompt that arrived at `now`."""
         before = self.opened
-        self.opened = replace(
+        self.opened = msgspec.structs.replace(
             before,
             prompt=before.prompt[: event.retained] + event.tokens,
             params=event.params or before.params,
@@ -267,31 +267,18 @@ class OpenRequest:
         """Return the message that submits this attempt to a worker. It continues after the tokens that were
         delivered before the attempt began. With `hold`, the worker holds back the first token until blocks at
         the decode worker are reserved."""
-        opened = self.opened
+        own = {"params": self.limited(self.opened.params), "cache_salt": self.cache_salt}
+        choices = sorted(self.open_choices)
         return Submit(
-            opened.request,
-            self.attempt,
-            opened.prompt,
-            self.limited(opened.params),
-            {choice: self.resumed.get(choice, []) for choice in sorted(self.open_choices)},
-            self.since,
-            opened.priority,
-            self.cache_salt,
-            {
-                choice: self.first_token_at[choice]
-                for choice in sorted(self.open_choices)
-                if choice in self.resumed
-            },
-            opened.open,
-            opened.answer_early,
-            opened.tail,
-            opened.version,
-            phase,
-            opened.adapter,
-            hold,
-            opened.keep,
-            self.admitted,
-            self.kind,
+            **self.opened.fields() | own,
+            attempt=self.attempt,
+            outputs={choice: self.resumed.get(choice, []) for choice in choices},
+            arrival=self.since,
+            began={choice: self.first_token_at[choice] for choice in choices if choice in self.resumed},
+            phase=phase,
+            hold=hold,
+            rescheduled=self.admitted,
+            kind=self.kind,
         )
 
     def accept(self, event: Event, now: float) -> Event | None:

@@ -3,23 +3,20 @@ uneven pools, and mixed fleets."""
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import msgspec
 
-from streamserve.contracts.cost import StepCost, further_pairs
+from streamserve.contracts.cost import WorkerCosts, worker_costs
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.prompt_queue import PromptQueue, Queued
 from streamserve.protocol.config import Role
-from streamserve.protocol.messages import CostCurve, Ready
+from streamserve.protocol.messages import Ready
 from streamserve.protocol.reports import Report
-from streamserve.scheduling.routing import Costs, WorkerLoad
+from streamserve.scheduling.routing import WorkerLoad
 
 RECENT = 0.2
 """Weight of the latest report in the moving average of the speculation speedup."""
-
-MAX_CACHED_COSTS = 4096
-"""Number of cached step costs per cost curve."""
 
 
 @dataclass
@@ -41,13 +38,13 @@ class WorkerState(ProcessState[Ready]):
     incoming: set[str] = field(default_factory=set)
     deferring: set[str] = field(default_factory=set)
     decoding: set[str] = field(default_factory=set)
-    costs: Costs | None = None
+    costs: WorkerCosts | None = None
     speedup: float = 1.0
 
     def join(self, ready: Ready, now: float) -> None:
         """Record that the worker has loaded its model."""
         super().join(ready, now)
-        self.costs = costs_of(ready.cost, ready.block_size) if ready.cost else None
+        self.costs = worker_costs(ready.cost, ready.kv_token_bytes, ready.block_size) if ready.cost else None
         self.speedup = 1.0
 
     def reported(self, report: Report) -> None:
@@ -135,23 +132,6 @@ class WorkerState(ProcessState[Ready]):
             costs=self.costs,
             speedup=self.speedup,
         )
-
-
-@lru_cache(maxsize=256)
-def costs_of(curve: CostCurve, block_size: int) -> Costs:
-    """Return the step costs of a worker from its cost curve, shared by all workers with this curve. Costs are
-    cached, because routers query the same few steps repeatedly."""
-    step = StepCost(
-        curve.tokens, curve.kv_bytes, curve.seconds, curve.pair_seconds, curve.token_seconds,
-        curve.byte_seconds,
-    )  # fmt: skip
-    cached = lru_cache(maxsize=MAX_CACHED_COSTS)
-    return Costs(
-        prefill=cached(lambda tokens: step(tokens, 0, further_pairs(tokens, 0))),
-        decode=cached(step.in_tokens(curve.kv_token_bytes)),
-        token=curve.byte_seconds * curve.kv_token_bytes,
-        block_size=block_size,
-    )
 
 
 def _speedup(before: Report, now: Report) -> float | None:

@@ -38,14 +38,15 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.kept import digest_of
 from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.reports import IncidentReport, Report
-from streamserve.protocol.sampling import SamplingParams, check_sampling
+from streamserve.protocol.request_options import NO_OPTIONS, RequestOptions
+from streamserve.protocol.sampling import SamplingParams, check_sampling, check_types
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import check_router, topology, worker_bound
 from streamserve.settings.sampling import recommended_sampling
-from streamserve.settings.server_config import ServerConfig
 from streamserve.system.crashes import crash_folder
 from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import GrammarCheck, compiler
@@ -261,20 +262,16 @@ class AsyncLLM:
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str = "",
-        idempotency_key: str = "",
+        options: RequestOptions = NO_OPTIONS,
     ) -> AsyncGenerator[Item, None]:
-        """Yield the items of a request as they are generated; the last is a Usage. `adapter` is the name of
-        its LoRA adapter, if it has one. With an `idempotency_key`, workers on other machines keep its outputs
-        for a next head: a repeated request with this key begins with them there.
+        """Yield the items of a request as they are generated; the last is a Usage.
 
         Closing the iterator cancels the request. Raises RequestError before the first item if the request is
         refused, or later if it is lost.
         """
         stopwatch = Stopwatch(time.monotonic())
         params = self.complete(prompt, params)
+        priority, cache_salt = options.priority, options.cache_salt
         if type(priority) is not int or not -(2**63) <= priority < 2**63 or not isinstance(cache_salt, str):
             raise RequestError(
                 "priority must be an integer of 64 bits, and cache_salt a string", field="priority"
@@ -283,10 +280,10 @@ class AsyncLLM:
             await self.check_grammar(params.grammar, "grammar")
         if params.pooling and params.pooling.kind == "mean":
             cache_salt = f"{cache_salt}\0{request_id}"  # a cached prefix would have no hidden states
-        fingerprint = self._adapters.named(adapter)
+        fingerprint = self._adapters.named(options.adapter)
         keep = b""
         if self.settings.server.launcher == "join":
-            keep = digest_of(idempotency_key, prompt, params, cache_salt, fingerprint)
+            keep = digest_of(options.idempotency_key, prompt, params, cache_salt, fingerprint)
         opened = Open(request_id, prompt, params, priority, cache_salt, adapter=fingerprint, keep=keep)
         async with aclosing(self._runtime.submit(opened)) as steps:
             items = read_items(
@@ -300,14 +297,11 @@ class AsyncLLM:
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
+        options: RequestOptions = NO_OPTIONS,
         answer_early: bool = False,
-        adapter: str = "",
         expected_tokens: int = 0,
     ) -> LocalPromptStream:
-        """Open a prompt stream, empty at first, with the LoRA adapter `adapter`, if any. It is routed as a
-        prompt of at least `expected_tokens`.
+        """Open a prompt stream, empty at first. It is routed as a prompt of at least `expected_tokens`.
 
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
         RequestError if no more requests are accepted, or if the parameters do not allow early answers.
@@ -324,10 +318,16 @@ class AsyncLLM:
                 field="stop",
             )
         opened = Open(
-            request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early,
-            adapter=self._adapters.named(adapter),
+            request_id,
+            [],
+            params,
+            options.priority,
+            options.cache_salt,
+            open=True,
+            answer_early=answer_early,
+            adapter=self._adapters.named(options.adapter),
             expected_tokens=expected_tokens,
-        )  # fmt: skip
+        )
         prompt = LocalPromptStream(self._runtime, self.tokenizer, opened)
         await prompt.start()
         return prompt
@@ -340,14 +340,12 @@ class AsyncLLM:
         model = self.model
         self._check_served(params)
         try:
-            msgspec.convert(msgspec.to_builtins(params, builtin_types=(bytes,)), SamplingParams)
+            params = check_types(params)
             check_sampling(params, model.vocab_size, model.eos_token_ids)
         except InvalidField as error:
             raise RequestError(str(error), field=error.field) from error
         except msgspec.ValidationError as error:
             raise RequestError(str(error), field=mismatch_of(error).field) from error
-        except (TypeError, ValueError) as error:
-            raise RequestError(str(error)) from error
         if not prompt:
             raise RequestError("the prompt is empty", field="prompt")
         if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= model.vocab_size:

@@ -17,8 +17,8 @@ from streamserve.fleet.worker_process import may_use_gpu
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import KeyPair, read_key_pair
 from streamserve.protocol.kv_network import KVNetwork
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.cluster import allowed_keys, ray_resources
-from streamserve.settings.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from streamserve.llm.items import Item
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
 from streamserve.protocol.reports import Report
+from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import resolve
@@ -251,7 +252,9 @@ class LLM:
             try:
                 ids = self._encode(prompt)
                 await self._llm.until_ready()
-                items = self._llm.submit(ids, params, request_id=new_request_id(), adapter=lora)
+                items = self._llm.submit(
+                    ids, params, request_id=new_request_id(), options=RequestOptions(adapter=lora)
+                )
                 async with aclosing(items) as stream:
                     async for item in stream:
                         if isinstance(item, ChoiceDelta):
@@ -364,7 +367,7 @@ class LLM:
         )
         await self._llm.until_ready()  # a crashed worker may be restarting
         items = self._llm.submit(
-            ids, params, request_id=output.request_id, priority=priority, adapter=adapter
+            ids, params, request_id=output.request_id, options=RequestOptions(priority, adapter=adapter)
         )
         async with aclosing(items) as items:
             async for item in items:

@@ -1,1 +1,1 @@
-"""What processes agree on: messages, sampling parameters, the settings that workers receive, keys, errors."""
+"""What processes agree on: messages, sampling parameters, declared settings, keys, errors."""

@@ -1,7 +1,7 @@
 """Settings of models and workers: plain structs, complete and validated before anything starts.
 
-Descriptions and bounds are written only here and in settings/server_config.py: flags, environment variables,
-TOML files, the arguments of `LLM` and `--help` are derived from these fields (settings/options.py).
+Descriptions and bounds are written only here and in server_config.py: flags, environment variables, TOML
+files, the arguments of `LLM` and `--help` are derived from these fields (settings/options.py).
 """
 
 from typing import Annotated, Literal

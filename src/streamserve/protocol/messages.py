@@ -8,13 +8,14 @@ agent   → worker    Leave, Adopt: between two heads; answered by Left
 
 from enum import Enum
 from hashlib import blake2b
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from streamserve import __version__
 from streamserve.protocol.adapters import Fingerprint
 from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.protocol.kept import MAX_KEPT_OUTPUTS, Digest
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
@@ -52,9 +53,8 @@ class RequestKind(Enum):
     """Copies the KV of a prompt stream to its decode worker while the prompt arrives."""
 
 
-class Submit(msgspec.Struct, tag=True, frozen=True):
-    """Generate. `outputs` maps each requested choice to its tokens so far: none for a new request, some if it
-    continues after the loss of a worker. `began` is the time of the first token of each choice that has one.
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """A request to generate, as it travels from the API to the engine: Open and Submit extend it.
     `params.seed` and `params.max_tokens` are set.
 
     An `open` prompt, which may be empty, is a prompt stream: its KV is computed as far as the prompt is
@@ -62,41 +62,54 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     (a query after a growing context): they are computed when nothing else can run. With `answer_early`, the
     present prompt is answered, and its tokens become void when it changes. `version` is the prompt's version.
 
-    `phase`: a prefill worker computes the prompt and the next token, and sends its KV. A decode worker
-    reserves blocks for this KV and continues once it has arrived. With `hold`, a prefill worker computes the
-    last token of the prompt, and so the first output token, only when it has the reservation.
-
-    - `keep`: the digest under which the worker keeps the outputs for a next head (protocol/kept.py); empty:
-      it keeps none.
-    - `adapter`: the LoRA adapter to compute with, loaded by an earlier LoadAdapter; empty: none.
-    - `rescheduled`: whether a worker has scheduled the request before, in an earlier attempt.
-    - `kind`: what the request is for.
+    - `adapter`: the fingerprint of the LoRA adapter to compute with; empty: none.
+    - `keep`: the digest under which workers keep the outputs for a next head (protocol/kept.py); empty: they
+      keep none.
     """
 
     request: str
-    attempt: AttemptNumber
     prompt: list[int]
     params: SamplingParams
-    outputs: dict[int, list[int]]
-    arrival: float
     priority: int = 0
     cache_salt: str = ""
-    began: dict[int, float] = {}
     open: bool = False
     answer_early: bool = False
     tail: int = 0
     version: int = 0
-    phase: Phase = "both"
     adapter: Fingerprint = ""
-    hold: bool = False
     keep: bytes = b""
+
+    def fields(self) -> dict[str, Any]:
+        """Return these fields by name, without those of a struct that extends this one."""
+        return {name: getattr(self, name) for name in GenerateRequest.__struct_fields__}
+
+
+class Submit(GenerateRequest, tag=True, frozen=True, kw_only=True):
+    """Generate. `outputs` maps each requested choice to its tokens so far: none for a new request, some if it
+    continues after the loss of a worker. `began` is the time of the first token of each choice that has one.
+    The `adapter` was loaded by an earlier LoadAdapter.
+
+    `phase`: a prefill worker computes the prompt and the next token, and sends its KV. A decode worker
+    reserves blocks for this KV and continues once it has arrived. With `hold`, a prefill worker computes the
+    last token of the prompt, and so the first output token, only when it has the reservation.
+
+    - `rescheduled`: whether a worker has scheduled the request before, in an earlier attempt.
+    - `kind`: what the request is for.
+    """
+
+    outputs: dict[int, list[int]]
+    attempt: AttemptNumber = 0
+    arrival: float = 0.0
+    began: dict[int, float] = {}
+    phase: Phase = "both"
+    hold: bool = False
     rescheduled: bool = False
     kind: RequestKind = RequestKind.CLIENT
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
     """Edit a prompt stream: its first `retained` tokens stay, and `tokens` follow them. `tail` is as in
-    Submit. `finish` completes the prompt: sampling begins, with `params` if given. The edit came at
+    GenerateRequest. `finish` completes the prompt: sampling begins, with `params` if given. The edit came at
     `arrival`. Edits of unknown or finished prompts, and of other attempts, are ignored."""
 
     request: str
@@ -316,24 +329,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts)
 
 
-class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured cost of a worker's steps: the fields of contracts.cost.StepCost. `kv_token_bytes` is the
-    size of one token's KV."""
-
-    kv_token_bytes: int
-    tokens: tuple[int, ...]
-    kv_bytes: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-    pair_seconds: float
-    token_seconds: float
-    byte_seconds: float
-
-
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The worker has loaded its model and accepts requests.
 
     - `draft`: the fingerprint of the draft model whose KV is stored with the target's.
-    - `cost`: step costs, if the model has been profiled.
+    - `cost`: step costs, if the model has been profiled. `kv_token_bytes`: the size of one token's KV in it.
     - `weights_shared`: whether the weights are in memory that other workers of the host share.
     - `swap_bytes`: host memory for swapped KV.
     - `adopted`: whether it served another head before, and has loaded nothing now.
@@ -349,6 +349,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     draft: str = ""
     cache: CacheAddress | None = None
     cost: CostCurve | None = None
+    kv_token_bytes: int = 1
     weights_shared: bool = False
     swap_bytes: int = 0
     adopted: bool = False

@@ -2,7 +2,7 @@
 
 import math
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -143,9 +143,24 @@ def _between(name: str, value: float, low: float, high: float, entry: str = "") 
         raise InvalidField(name, f"must be between {plain(low)} and {plain(high)}, got {value}", entry)
 
 
+def check_types(params: SamplingParams) -> SamplingParams:
+    """Return `params` with each field as its declared type: Python code may have given others. Raises
+    msgspec.ValidationError for the first field that has no such type or is out of range."""
+    return msgspec.convert(_fields(params), SamplingParams)
+
+
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a struct by name, those of nested structs too: `convert` does not look into a
+    struct."""
+    return {
+        name: _fields(value) if isinstance(value, msgspec.Struct) else value
+        for name, value in msgspec.structs.asdict(struct).items()
+    }
+
+
 def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
-    """Raise InvalidField for the first field out of range for a vocabulary of `vocab_size` tokens."""
-    _check_ranges(params)
+    """Raise InvalidField for the first field out of range for a vocabulary of `vocab_size` tokens. The other
+    ranges were checked when `params` were constructed."""
     _check_tokens(params, vocab_size)
     _check_allowed(params, vocab_size, eos_token_ids)
     if params.grammar is not None:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from streamserve.contracts.cost import WorkerCosts
 from streamserve.scheduling.flowguard import (
     FlowGuard,
 )
-from streamserve.scheduling.routing import Arrival, Costs, Decision, RouteCandidate, Router, best, or_inf
+from streamserve.scheduling.routing import Arrival, Decision, RouteCandidate, Router, best, or_inf
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ class Predictive:
         return Decision(chosen, scores, "fewest missed targets, then earliest completion")
 
     def predict(
-        self, arrival: Arrival, candidate: RouteCandidate, prefill_costs: Costs, decode_costs: Costs
+        self,
+        arrival: Arrival,
+        candidate: RouteCandidate,
+        prefill_costs: WorkerCosts,
+        decode_costs: WorkerCosts,
     ) -> tuple[float, float]:
         """Return the predicted seconds to the first token and for each further token."""
         prefill, decode = candidate.prefill, candidate.decode

@@ -14,6 +14,8 @@ from math import inf
 
 import msgspec
 
+from streamserve.contracts.cost import WorkerCosts
+
 
 class WorkerLoad(msgspec.Struct, frozen=True):
     """A worker's load, from its last report and the fleet's own bookkeeping.
@@ -44,7 +46,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     blocks_total: int = 1
     hit_rate: float = 0.0
     silence: float = 0.0
-    costs: "Costs | None" = None
+    costs: WorkerCosts | None = None
     speedup: float = 1.0
 
     @property
@@ -107,27 +109,11 @@ Router = Callable[[Arrival, Sequence[RouteCandidate], int], Decision]
 """Takes the request, the candidates of live workers (at least one) and the turn."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs of a worker's steps in seconds.
-
-    * `prefill(tokens)`: the prefill of a prompt.
-    * `decode(sequences, kv_tokens)`: a decode step; `kv_tokens` is the KV of all its sequences together.
-    * `token`: additional seconds of a decode step for each additional KV token.
-    * `block_size`: tokens of a KV block.
-    """
-
-    prefill: Callable[[int], float]
-    decode: Callable[[int, int], float]
-    token: float = 0.0
-    block_size: int = 16
-
-
 IDLE_WORKER = WorkerLoad(
     "",
     max_num_seqs=1 << 30,
     blocks_total=1 << 30,
-    costs=Costs(prefill=lambda tokens: 0.0, decode=lambda sequences, kv_tokens: 0.0),
+    costs=WorkerCosts(prefill=lambda tokens: 0.0, decode=lambda sequences, kv_tokens: 0.0),
 )
 """The other half of each candidate where prefill and decode worker are chosen separately: its steps cost
 nothing, and it is never full."""

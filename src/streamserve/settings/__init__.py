@@ -1,1 +1,1 @@
-"""Settings from flags, environment and a TOML file, the HTTP server's settings, and where checkpoints are."""
+"""Settings from flags, environment and a TOML file, checks of them, and where checkpoints are."""

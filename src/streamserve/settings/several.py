@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import Settings, SettingsError, convert
 from streamserve.settings.resolve import DEFAULT_MODEL, Given, gather, settings_of, to_toml
-from streamserve.settings.server_config import ServerConfig
 
 OF_MODELS = frozenset(
     {
@@ -76,7 +77,7 @@ def resolve_served(
         for name in ON_DEMAND
     )
     _check_common(given.values, len(named), on_demand)
-    settings = tuple(_settings_or_where(each, given, len(named) > 1) for each in named)
+    settings = tuple(_settings_with_table(each, given, len(named) > 1) for each in named)
     _check_names(settings)
     return ServedModels(settings, on_demand)
 
@@ -138,31 +139,41 @@ def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> No
             raise SettingsError(f"{name}: a single model is loaded on demand only with idle_unload")
 
 
-def _settings_or_where(named: _Named, given: Given, shared: bool) -> Settings:
-    """Return the settings of one model. Raises SettingsError; if the value is in the model's table, the
-    message says so."""
-    try:
-        return _settings(named, given, shared)
-    except SettingsError as error:
-        for name in named.names or (named.model,):
-            if any(re.search(rf"\b{setting}\b", str(error)) for setting in given.tables.get(name, {})):
-                raise SettingsError(f"[models.{name}] in {given.config}: {error}") from None
-        raise
-
-
-def _settings(named: _Named, given: Given, shared: bool) -> Settings:
-    """Return the settings of one model. Raises SettingsError naming a setting that is not allowed in its
-    table."""
-    tables = [given.tables[name] for name in named.names or (named.model,) if name in given.tables]
-    if len(tables) > 1:
+def _settings_with_table(named: _Named, given: Given, shared: bool) -> Settings:
+    """Return the settings of one model. Raises SettingsError; the message says if the model's table is the
+    cause: without the table, the same error does not occur."""
+    own = [name for name in named.names or (named.model,) if name in given.tables]
+    if len(own) > 1:
         raise SettingsError(
             f"{','.join(named.names)}: one model has several tables, under these names: leave only one table"
         )
-    table = tables[0] if tables else {}
+    table = given.tables[own[0]] if own else {}
+    try:
+        return _settings(named, given.values, table, shared)
+    except SettingsError as error:
+        if not own or str(error) == _refusal_without_table(named, given.values, shared):
+            raise
+        raise SettingsError(f"[models.{own[0]}] in {given.config}: {error}") from None
+
+
+def _refusal_without_table(named: _Named, common: Mapping[str, Any], shared: bool) -> str | None:
+    """Return why the settings of one model are refused without its table; None if they are not."""
+    try:
+        _settings(named, common, {}, shared)
+    except SettingsError as error:
+        return str(error)
+    except CheckpointError:
+        pass  # of a draft model: the table gives another one
+    return None
+
+
+def _settings(named: _Named, common: Mapping[str, Any], table: Mapping[str, Any], shared: bool) -> Settings:
+    """Return the settings of one model. Raises SettingsError naming a setting that is not allowed in its
+    table."""
     for name in table:
         if name not in OF_MODELS:
             raise SettingsError(f"{name} is a setting of the whole server: give it outside of the table")
-    values = {**given.values, **table}
+    values = {**common, **table}
     others = convert({"served_model_name": values.get("served_model_name", ())}, ServerConfig)
     values["served_model_name"] = tuple(dict.fromkeys((*named.names, *others.served_model_name)))
     return settings_of(named.model, values, shared)

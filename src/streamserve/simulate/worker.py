@@ -18,9 +18,9 @@ from streamserve.engine.ports import EnginePorts
 from streamserve.engine.worker_loop import REPORT_SECONDS, WorkerLoop, wait_seconds
 from streamserve.fleet.events import Heartbeat
 from streamserve.protocol.config import Role
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
-    CostCurve,
     FromWorker,
     ModelInfo,
     Ready,
@@ -43,7 +43,7 @@ class WorkerSpec:
     - `wire_seconds`: seconds of a KV block on the wire, which is sent in `layers`.
     - `groups`: KV cache groups; with two, the drafter is a model with separate KV, which prefill workers
       have, too.
-    - `curve`: the step costs that they report.
+    - `curve`: the step costs that they report, for KV of `kv_token_bytes` a token.
     """
 
     engine: EngineConfig
@@ -57,6 +57,7 @@ class WorkerSpec:
     drafter: Callable[[CostExecutor], Drafter] | None = None
     groups: int = 1
     curve: CostCurve | None = None
+    kv_token_bytes: int = 1
 
     @property
     def ready(self) -> Ready:
@@ -70,6 +71,7 @@ class WorkerSpec:
             kv_cache_bytes=0,
             load_seconds=self.start_seconds,
             cost=self.curve,
+            kv_token_bytes=self.kv_token_bytes,
         )
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -37,7 +37,6 @@ from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, OtherModelError
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
-    CostCurve,
     Failed,
     Ready,
 )
@@ -247,15 +246,11 @@ def _ready(parts: _Parts, seconds: float) -> Ready:
         load_seconds=seconds,
         draft=loaded.draft_fingerprint,
         cache=parts.kv.cache,
-        cost=_curve(parts.profile) if parts.profile else None,
+        cost=parts.profile.cost if parts.profile else None,
+        kv_token_bytes=parts.profile.kv_token_bytes if parts.profile else 1,
         weights_shared=loaded.weights_shared,
         swap_bytes=config.swap_blocks * (loaded.kv_cache_bytes // config.num_blocks),
     )
-
-
-def _curve(profile: Profile) -> CostCurve:
-    """Return the measured step cost, for the choice between workers."""
-    return CostCurve(kv_token_bytes=profile.kv_token_bytes, **asdict(profile.cost))
 
 
 def _swap_cost(loaded: Loaded, profile: Profile | None) -> SwapCost:

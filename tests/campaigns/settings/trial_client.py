@@ -15,6 +15,7 @@ from streamserve.llm.items import Item
 from streamserve.llm.prompt_stream import LocalPromptStream
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
+from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import ChoiceDelta, TokenLogprob
 from tests.campaigns.outcome import UNEXPECTED_5XX, WRONG_LOGPROBS, WRONG_TEXT, TrialFailure
@@ -110,11 +111,9 @@ async def complete_answer(llm: AsyncLLM, request: TrialRequest, priority: int = 
 
 
 async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIterator[Item]:
-    name = f"trial-{request.number}"
+    name, options = f"trial-{request.number}", RequestOptions(priority, adapter=request.adapter)
     if not request.edits:
-        items = llm.submit(
-            request.prompt, request.params, request_id=name, priority=priority, adapter=request.adapter
-        )
+        items = llm.submit(request.prompt, request.params, request_id=name, options=options)
         async with aclosing(items) as stream:
             async for item in stream:
                 yield item
@@ -122,9 +121,7 @@ async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIt
     if request.params.grammar is not None:
         await llm.check_grammar(request.params.grammar, "grammar")
     params = llm.complete(request.prompt, request.params)
-    prompt = await llm.open(
-        params, request_id=name, priority=priority, adapter=request.adapter, answer_early=request.early
-    )
+    prompt = await llm.open(params, request_id=name, options=options, answer_early=request.early)
     try:
         for edit in request.edits:
             await prompt.edit(edit, 0)

@@ -23,7 +23,6 @@ from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.anthropic_errors import AnthropicErrorBody, anthropic_error
-from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error
@@ -31,7 +30,7 @@ from streamserve.api.http.ignored_fields import IgnoredFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.leases import routed
-from streamserve.api.model_table import adapter_named, served_name
+from streamserve.api.model_table import served_name
 from streamserve.api.openai.conversation import (
     LARGE_REQUEST,
     Conversation,
@@ -40,13 +39,15 @@ from streamserve.api.openai.conversation import (
     prepared,
 )
 from streamserve.api.openai.field_names import renamed
+from streamserve.api.openai.options import options_of
 from streamserve.api.openai.output_parser import OutputParser
-from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
+from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.request_options import NO_OPTIONS
 from streamserve.text.output import ChoiceDelta, Usage
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -174,12 +175,10 @@ class _Message:
         left = context.llm.model.max_model_len - len(conversation.prompt.ids)
         self._ends_with_context = 0 < left < body.max_tokens
         self._max_tokens = left if self._ends_with_context else body.max_tokens
-        self._key = ""
-        self._salt = ""
+        self._options = NO_OPTIONS
 
     async def respond(self, request: Request) -> Response:
-        self._key = key_of(request)
-        self._salt = self._context.cache_salt(caller_of(request), self._body.cache_salt)
+        self._options = options_of(self._context, request, self._body, self._model)
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(self._content(_discard)))
@@ -202,7 +201,7 @@ class _Message:
 
     async def _run(self, content: Content) -> MessageReply:
         """Generate, sending events to `content`; return the whole message."""
-        conversation, body = self._conversation, self._body
+        conversation = self._conversation
         parser = OutputParser(conversation.reader(), content)
         begin = self._reply(Usage(len(conversation.prompt.ids), 0))
 
@@ -215,10 +214,7 @@ class _Message:
                 await parser.delta(item)
 
         params = msgspec.structs.replace(conversation.params, max_tokens=self._max_tokens)
-        task = GenerationTask(
-            0, self._id, conversation.prompt, params, body.priority, self._salt,
-            adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
-        )  # fmt: skip
+        task = GenerationTask(0, self._id, conversation.prompt, params, self._options)
         try:
             await generate(self._context, [task], handle)
         except RequestError as error:

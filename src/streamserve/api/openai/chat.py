@@ -12,20 +12,20 @@ from starlette.responses import Response
 
 from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask, new_id
-from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.leases import routed
-from streamserve.api.model_table import adapter_named, served_name
+from streamserve.api.model_table import served_name
 from streamserve.api.openai.conversation import Conversation, prepared
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from streamserve.api.openai.options import options_of
 from streamserve.api.openai.other_fields import OTHER_IN_CHATS
 from streamserve.api.openai.outputs import GenerationOutput, Piece, collect, head_of
-from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
+from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
 from streamserve.api.openai.replies import (
     ChatChoice,
     ChatDelta,
@@ -43,6 +43,7 @@ from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
+from streamserve.protocol.request_options import NO_OPTIONS
 from streamserve.text.message import MessagePart, OutputReader
 from streamserve.text.tools.parser import CallDelta, merged
 
@@ -85,14 +86,12 @@ class Chat:
         self._head = head_of(new_id("chatcmpl"), context.llm, served_name(context.llm, body.model))
         self._conversation = conversation
         self._readers: dict[int, OutputReader] = {}
-        self._key = ""
-        self._salt = ""
+        self._options = NO_OPTIONS
 
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events. Raises RequestError if generation fails."""
         body = self._body
-        self._key = key_of(request)
-        self._salt = self._context.cache_salt(caller_of(request), self._body.cache_salt)
+        self._options = options_of(self._context, request, self._body, self._head.model)
         task = self.task()
         if body.stream:
             return EventStream(partial(self.stream, [task]))
@@ -101,11 +100,8 @@ class Chat:
 
     def task(self) -> GenerationTask:
         """Build the task for the conversation's prompt."""
-        body, conversation = self._body, self._conversation
-        return GenerationTask(
-            0, self._head.id, conversation.prompt, conversation.params, body.priority, self._salt,
-            adapter=adapter_named(self._context.llm, self._head.model), idempotency_key=self._key,
-        )  # fmt: skip
+        conversation = self._conversation
+        return GenerationTask(0, self._head.id, conversation.prompt, conversation.params, self._options)
 
     async def whole(self, tasks: list[GenerationTask]) -> bytes:
         """Run the task to its end; return the reply as JSON."""

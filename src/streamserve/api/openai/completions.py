@@ -10,20 +10,20 @@ from starlette.responses import Response
 
 from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask, new_id
-from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.leases import routed
-from streamserve.api.model_table import adapter_named, served_name
+from streamserve.api.model_table import served_name
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
+from streamserve.api.openai.options import options_of
 from streamserve.api.openai.other_fields import OTHER_IN_COMPLETIONS
 from streamserve.api.openai.outputs import GenerationOutput, Piece, collect, head_of
 from streamserve.api.openai.prompts import Encoder, completion_prompts, truncation_limit
-from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
+from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
 from streamserve.api.openai.replies import (
     CompletionChoice,
     CompletionLogprobs,
@@ -40,6 +40,7 @@ from streamserve.api.openai.structured import requested_grammar, wants_grammar
 from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
+from streamserve.protocol.request_options import NO_OPTIONS
 
 
 async def completions(context: AppContext, request: Request) -> Response:
@@ -85,8 +86,7 @@ class Completion:
         defaults = context.settings.default_sampling
         self._params = completion_sampling(body, defaults, context.llm.model.vocab_size)
         self._echoes: list[str] = []
-        self._key = ""
-        self._salt = ""
+        self._options = NO_OPTIONS
 
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events.
@@ -94,13 +94,12 @@ class Completion:
         Raises RequestError if a prompt cannot be served, or if generation fails.
         """
         llm, body = self._context.llm, self._body
-        self._key = key_of(request)
-        self._salt = self._context.cache_salt(caller_of(request), self._body.cache_salt)
+        self._options = options_of(self._context, request, self._body, self._head.model)
         await self.check()
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
         encoder = Encoder(llm, self._context.side_thread, charge_of(request))
         prompts = await completion_prompts(
-            encoder, body.prompt, body.add_special_tokens, self._context.settings.max_prompts, truncate_to
+            encoder, body.prompt, body.add_special_tokens, self._context.settings.max_requests, truncate_to
         )
         tasks = await self.tasks(prompts)
         if body.stream:
@@ -137,11 +136,7 @@ class Completion:
         if body.max_tokens is None and params.max_tokens is not None and remaining > 0:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
         name = f"{self._head.id}-{number}"
-        adapter = adapter_named(self._context.llm, self._head.model)
-        return GenerationTask(
-            number, name, prompt, params, body.priority, self._salt, adapter=adapter,
-            idempotency_key=self._key,
-        )  # fmt: skip
+        return GenerationTask(number, name, prompt, params, self._options)
 
     def _repeated(self, tasks: list[GenerationTask]) -> int:
         """Return the number of characters of prompts that the reply repeats. Raises RequestError if they are

@@ -28,6 +28,7 @@ from streamserve.api.openai.schemas import Model, about
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.request_options import RequestOptions
 from streamserve.text.embedding import check_dimensions, embedding, embedding_params
 
 NUMBER_BYTES = 64
@@ -97,13 +98,13 @@ async def embeddings(context: AppContext, request: Request) -> Response:
     charge = charge_of(request)
     encoder = Encoder(context.llm, context.side_thread, charge, "input")
     prompts = await completion_prompts(
-        encoder, body.input, body.add_special_tokens, context.settings.max_prompts
+        encoder, body.input, body.add_special_tokens, context.settings.max_requests
     )
     check_lengths(prompts, config.max_tokens, "input")
     numbers = len(prompts) * (body.dimensions or size)
     charge.add(numbers * NUMBER_BYTES)
-    salt = context.cache_salt(caller_of(request), body.cache_salt)
-    running = pool(context, "embd", prompts, embedding_params(config), body.priority, salt)
+    options = RequestOptions(body.priority, context.cache_salt(caller_of(request), body.cache_salt))
+    running = pool(context, "embd", prompts, embedding_params(config), options)
     pooled = await while_connected(request.receive, running)
     reply = await context.side_thread.run_if(
         numbers > _LARGE_REPLY, lambda: msgspec.json.encode(_reply(body, name, config, pooled))

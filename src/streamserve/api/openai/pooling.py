@@ -13,6 +13,7 @@ from streamserve.api.http.limits import MAX_CHOICES
 from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Pooled
+from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 
 OTHER_IN_POOLING = OtherFields(
@@ -63,14 +64,13 @@ async def pool(
     kind: str,
     prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
-    priority: int,
-    cache_salt: str,
+    options: RequestOptions,
 ) -> Vectors:
     """Return the vectors of `prompts`, for a reply whose id begins with `kind`. Raises RequestError as
     `generate` does."""
     name = new_id(kind)
     tasks = [
-        GenerationTask(number, f"{name}-{number}", prompt, params, priority, cache_salt)
+        GenerationTask(number, f"{name}-{number}", prompt, params, options)
         for number, prompt in enumerate(prompts)
     ]
     vectors = [b""] * len(tasks)
@@ -86,7 +86,7 @@ async def pool(
 
 def check_count(context: AppContext, count: int, field: str) -> None:
     """Raise RequestError unless a request may have `count` prompts."""
-    limit = min(context.settings.max_prompts, MAX_CHOICES)
+    limit = min(context.settings.max_requests, MAX_CHOICES)
     if not 1 <= count <= limit:
         raise RequestError(f"{field} has {count} entries: 1 to {limit} are allowed", field=field)
 

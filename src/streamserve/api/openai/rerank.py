@@ -33,6 +33,7 @@ from streamserve.api.openai.prompts import Encoder
 from streamserve.api.openai.schemas import Model, about
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from streamserve.text.embedding import embedding, embedding_params, similarity
 from streamserve.text.reranker import RerankScoring
@@ -190,17 +191,17 @@ async def _scores(
 ) -> tuple[list[float], Vectors]:
     """Return the scores of `pairs`, and the vectors from which they were computed."""
     encoder = Encoder(context.llm, context.side_thread, charge_of(request), field)
-    salt = context.cache_salt(caller_of(request), None)
+    options = RequestOptions(body.priority, context.cache_salt(caller_of(request), None))
     scoring = context.llm.scoring
     if scoring is not None:
-        running = _judged(context, encoder, pairs, body, kind, salt, scoring)
+        running = _judged(context, encoder, pairs, body, kind, options, scoring)
     else:
         if body.instruction is not None:
             raise RequestError(
                 "instruction is only for models that score: for embeddings, write it into the query",
                 field="instruction",
             )
-        running = _compared(context, encoder, pairs, body, kind, salt)
+        running = _compared(context, encoder, pairs, body, kind, options)
     return await while_connected(request.receive, running)
 
 
@@ -210,7 +211,7 @@ async def _judged(
     pairs: Pairs,
     body: RerankRequest | ScoreRequest,
     kind: str,
-    salt: str,
+    options: RequestOptions,
     scoring: RerankScoring,
 ) -> tuple[list[float], Vectors]:
     """Return for each pair the probability of yes rather than no after its prompt."""
@@ -219,7 +220,7 @@ async def _judged(
     params = SamplingParams(
         max_tokens=0, temperature=0.0, pooling=Pooling("logits", (scoring.no, scoring.yes))
     )
-    pooled = await pool(context, kind, prompts, params, body.priority, salt)
+    pooled = await pool(context, kind, prompts, params, options)
     logits = [np.frombuffer(vector, "<f4").astype(float) for vector in pooled.vectors]
     return [probability(float(yes) - float(no)) for no, yes in logits], pooled
 
@@ -230,7 +231,7 @@ async def _compared(
     pairs: Pairs,
     body: RerankRequest | ScoreRequest,
     kind: str,
-    salt: str,
+    options: RequestOptions,
 ) -> tuple[list[float], Vectors]:
     """Return the cosine similarities of all pairs. Each text is embedded once."""
     config = context.llm.embedding
@@ -245,7 +246,7 @@ async def _compared(
     prompts = await encoder.encode(texts, True, encoder.field)
     check_lengths(prompts, config.max_tokens, encoder.field)
     encoder.charge.add(2 * len(prompts) * 4 * context.llm.model.hidden_size)
-    pooled = await pool(context, kind, prompts, embedding_params(config), body.priority, salt)
+    pooled = await pool(context, kind, prompts, embedding_params(config), options)
     vectors = [embedding(vector, config) for vector in pooled.vectors]
     by_text = dict(zip(texts, vectors, strict=True))
     return [similarity(by_text[query], by_text[document]) for query, document in pairs], pooled

@@ -18,14 +18,15 @@ from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.leases import routed
-from streamserve.api.model_table import adapter_named, served_name
+from streamserve.api.model_table import served_name
 from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.idle_fields import response_without_idle_fields
+from streamserve.api.openai.options import options_of
 from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
 from streamserve.api.openai.output_parser import OutputParser
 from streamserve.api.openai.outputs import charged_reply
-from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
+from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
 from streamserve.api.openai.replies import slo_fields
 from streamserve.api.openai.response_input import NAMES, as_chat
 from streamserve.api.openai.response_output import Emit, Output
@@ -48,6 +49,7 @@ from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.response_store import StoredResponse
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.request_options import NO_OPTIONS
 from streamserve.text.output import ChoiceDelta, Usage
 
 
@@ -122,13 +124,11 @@ class _Response:
         self._stored = context.stored.enabled and body.store is not False
         self._id = new_id("resp").replace("-", "_")
         self._created = int(time.time())
-        self._key = ""
-        self._salt = ""
+        self._options = NO_OPTIONS
         self._model = served_name(context.llm, body.model)
 
     async def respond(self, request: Request) -> Response:
-        self._key = key_of(request)
-        self._salt = self._context.cache_salt(caller_of(request), self._body.cache_salt)
+        self._options = options_of(self._context, request, self._body, self._model)
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(Output(_discard)))
@@ -162,11 +162,8 @@ class _Response:
                 charge_delta(charge, item)
                 await parser.delta(item)
 
-        body, conversation = self._body, self._conversation
-        task = GenerationTask(
-            0, self._id, conversation.prompt, conversation.params, body.priority, self._salt,
-            adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
-        )  # fmt: skip
+        conversation = self._conversation
+        task = GenerationTask(0, self._id, conversation.prompt, conversation.params, self._options)
         try:
             # The last event has all log-probabilities.
             with charged_reply(self._context, [task], whole=True) as charge:

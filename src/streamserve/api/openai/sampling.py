@@ -10,21 +10,14 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.field_errors import InvalidField
 from streamserve.protocol.sampling import SamplingParams, check_biases, check_sampling
 
-_SAME_NAMES = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-    "speculation",
-    "slo",
+_CONVERTED = ("stop", "stop_token_ids", "seed", "logit_bias", "allowed_token_ids")
+_SAME = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in SamplingFields.__struct_fields__ and name not in _CONVERTED
 )
+"""Fields that a request and SamplingParams have in common, in the same form."""
+
 _CHAT_NAMES = {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"}
 
 
@@ -75,7 +68,7 @@ def _set_values(request: SamplingFields, names: tuple[str, ...]) -> dict[str, An
 def _common(request: SamplingFields) -> dict[str, Any]:
     if request.cache_salt == "":
         raise RequestError("cache_salt must not be empty: leave it out to share prompts", field="cache_salt")
-    values = _set_values(request, _SAME_NAMES)
+    values = _set_values(request, _SAME)
     if request.stop is not None:
         values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
     if request.stop_token_ids is not None:

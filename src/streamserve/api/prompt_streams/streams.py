@@ -27,6 +27,7 @@ from streamserve.api.prompt_streams.schemas import (
 from streamserve.api.prompt_streams.stream import ServerPromptStream
 from streamserve.api.prompt_streams.template import Answer, prompt_template
 from streamserve.protocol.errors import PromptChanged, RequestError
+from streamserve.protocol.request_options import RequestOptions
 from streamserve.text.retokenize import Retokenizer
 
 _RETRY_AFTER = 5.0
@@ -78,10 +79,12 @@ class PromptStreams:
         engine_stream = await context.llm.open(
             task.params,
             request_id=name,
-            priority=body.priority,
-            cache_salt=context.cache_salt(owner, body.cache_salt),
+            options=RequestOptions(
+                body.priority,
+                context.cache_salt(owner, body.cache_salt),
+                adapter_named(context.llm, model),
+            ),
             answer_early=body.answer_early,
-            adapter=adapter_named(context.llm, model),
             expected_tokens=body.expected_tokens,
         )
         return ServerPromptStream(

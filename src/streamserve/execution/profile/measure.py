@@ -10,11 +10,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from streamserve.contracts.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
@@ -212,7 +213,7 @@ class Bench:
             multiplier_rate=multipliers,
             weight_bytes=self._weight_bytes,
             kv_token_bytes=self._kv_token_bytes,
-            cost=replace(curve, pair_seconds=self._pair_seconds(curve)),
+            cost=msgspec.structs.replace(curve, pair_seconds=self._pair_seconds(curve)),
             swap=SwapCost(self._line(self._copies_out), self._line(self._copies_in)),
             floor=tuple(tuple(floor(self._steps.plans[point]) for point in line) for line in lines),
         )

@@ -5,7 +5,7 @@ Longer steps are corrected by the factor of the longest measured one, steps with
 same step without.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import msgspec
@@ -97,4 +97,4 @@ def _corrected(cost: StepCost, factors: dict[int, float]) -> StepCost:
         factor = factors[max((count for count in measured if count <= tokens), default=measured[0])]
         lines.append([factor * seconds for seconds in line])
     curve = fit(cost.tokens, cost.kv_bytes, lines, cost.token_seconds, cost.byte_seconds)
-    return replace(curve, pair_seconds=cost.pair_seconds)
+    return msgspec.structs.replace(curve, pair_seconds=cost.pair_seconds)

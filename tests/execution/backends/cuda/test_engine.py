@@ -149,7 +149,7 @@ def generate(engine: Engine, temperature: float = 0.0, count: int = 6, tokens: i
     outcome = Outcome([[] for _ in range(count)])
     for number, prompt in enumerate(prompts(count)):
         params = SamplingParams(temperature=temperature, seed=number, max_tokens=tokens, ignore_eos=True)
-        engine.handle(Submit(str(number), 0, prompt, params, {0: []}, float(number)))
+        engine.handle(Submit(str(number), prompt, params, outputs={0: []}, arrival=float(number)))
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, Token):

@@ -70,7 +70,7 @@ class Half:
 
 def alone(folder: Path, prompt: list[int], params: SamplingParams, **fields: Any) -> list[int]:
     half = Half("unified", folder, **fields)
-    half.engine.handle(Submit("r", 0, prompt, params, {0: []}, 0.0))
+    half.engine.handle(Submit("r", prompt, params, outputs={0: []}))
     tokens = [event.token for _ in range(200) for event in half.turn() if isinstance(event, Token)]
     half.close()
     return tokens
@@ -88,8 +88,8 @@ def test_the_decode_half_goes_on_with_the_kv_that_landed(
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
     expected = alone(folder, prompt, params, **fields)
     prefill, decode = Half("p", folder, **fields), Half("d", folder, **fields)
-    prefill.engine.handle(Submit("r", 0, prompt, params, {0: []}, 0.0, phase="prefill"))
-    decode.engine.handle(Submit("r", 0, prompt, params, {0: []}, 0.0, phase="decode"))
+    prefill.engine.handle(Submit("r", prompt, params, outputs={0: []}, phase="prefill"))
+    decode.engine.handle(Submit("r", prompt, params, outputs={0: []}, phase="decode"))
     tokens: list[int] = []
     deadline = time.monotonic() + 60
     while len(tokens) < 20:
@@ -141,7 +141,7 @@ def test_a_row_is_ready_when_the_step_that_writes_it_is_finished(shared_checkpoi
     half = Half("p", shared_checkpoint())
     written = half.loaded.cache.written
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    half.engine.handle(Submit("r", 0, [5, 6, 7], params, {0: []}, 0.0))
+    half.engine.handle(Submit("r", [5, 6, 7], params, outputs={0: []}))
     before, layers = int(written[0]), half.loaded.model.spec.num_layers
     half.turn()
     assert np.all(written == before + layers)

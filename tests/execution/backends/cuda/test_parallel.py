@@ -72,7 +72,7 @@ def generate(engine: Engine, prompts: list[list[int]], temperature: float = 0.0,
             temperature=temperature, seed=len(prompt), max_tokens=tokens, ignore_eos=True, logprobs=0,
             prompt_logprobs=0,
         )  # fmt: skip
-        engine.handle(Submit(str(number), 0, prompt, params, {0: []}, float(number)))
+        engine.handle(Submit(str(number), prompt, params, outputs={0: []}, arrival=float(number)))
     result = SimpleNamespace(texts=[[] for _ in prompts], logprobs=[[] for _ in prompts], accepted=0)
     while engine.has_work:
         for event in engine.step():

@@ -53,7 +53,7 @@ class Run:
         self._note_plans(loaded.executor)
         for number in range(3):
             prompt = [5 + number, 9, 4 + number] * (number + 1)
-            self.engine.handle(Submit(str(number), 0, prompt, params, {0: []}, 0.0))
+            self.engine.handle(Submit(str(number), prompt, params, outputs={0: []}))
         while self.engine.has_work:
             for event in self.engine.step():
                 if isinstance(event, Token):

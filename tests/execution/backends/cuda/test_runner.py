@@ -145,7 +145,7 @@ def test_a_step_with_more_rows_than_any_bucket_samples_from_its_own_states(share
         loaded = load(config)
         engine = Engine(loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0)
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-        engine.handle(Submit("r", 0, prompt, params, {0: []}, 0.0))
+        engine.handle(Submit("r", prompt, params, outputs={0: []}))
         texts.append([])
         while engine.has_work:
             texts[-1] += [event.token for event in engine.step() if isinstance(event, Token)]

@@ -1,0 +1,22 @@
+"""The options of a request: everything besides its prompt and its sampling parameters."""
+
+import msgspec
+
+
+class RequestOptions(msgspec.Struct, frozen=True):
+    """The options of a request.
+
+    - `priority`: requests with a lower value are served first.
+    - `cache_salt`: only requests with the same salt share cached prefixes.
+    - `adapter`: the name of its LoRA adapter; empty: none.
+    - `idempotency_key`: if it is set, workers on other machines keep the outputs for a next head: a repeated
+      request with this key begins with them there.
+    """
+
+    priority: int = 0
+    cache_salt: str = ""
+    adapter: str = ""
+    idempotency_key: str = ""
+
+
+NO_OPTIONS = RequestOptions()
