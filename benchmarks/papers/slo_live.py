@@ -192,6 +192,11 @@ def means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([one[name] for one in measured])) for name in measured[0]}
 
 
+def compared(live: float, virtual: float) -> str:
+    """Return both numbers and their ratio, which is left out if the virtual one is 0."""
+    return f"{live:.3f} / {virtual:.3f}" + (f" = {live / virtual:.3f}" if virtual else "")
+
+
 def main() -> None:
     """Serve, simulate, print, write."""
     parser = argparse.ArgumentParser(
@@ -232,7 +237,7 @@ def main() -> None:
                 print(seed, rate, setting, {n: [round(b[n], 3) for b in both] for n in COMPARED}, flush=True)
     records = [
         {"rate": rate, "setting": setting, "live": live, "virtual": virtual,
-         "ratio": {name: live[name] / virtual[name] for name in COMPARED}}
+         "ratio": {name: live[name] / virtual[name] if virtual[name] else None for name in COMPARED}}
         for rate in args.rates
         for setting in args.settings
         for live, virtual in [map(means, zip(*measured[rate, setting], strict=True))]
@@ -242,7 +247,7 @@ def main() -> None:
         [
             f"{r['rate']:g}",
             r["setting"],
-            *(f"{r['live'][n]:.3f} / {r['virtual'][n]:.3f} = {r['ratio'][n]:.3f}" for n in COMPARED),
+            *(compared(r["live"][n], r["virtual"][n]) for n in COMPARED),
         ]
         for r in records
     ]

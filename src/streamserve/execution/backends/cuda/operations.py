@@ -20,5 +20,5 @@ class Operations(NamedTuple):
 
 def operations(implementation: Implementation) -> Operations:
     """Return an implementation's modules. `kernels` needs Triton, and a GPU or Triton's interpreter."""
-    package = f"streamserve.execution.backends.cuda{implementation}"
+    package = f"streamserve.execution.backends.cuda.{implementation}"
     return Operations(*(import_module(f"{package}.{name}") for name in Operations._fields))
