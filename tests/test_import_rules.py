@@ -63,8 +63,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "bench": set(),
     "embedded": set(),
+    "extras.web_page": {"api", "protocol"},
 }
-"""The packages that each package may import. All may import the top-level package (the version)."""
+"""The packages that each package may import. All may import the top-level package (the version).
+
+Each optional part is a package by itself. No rule of the core names one: see COMPOSITION_ROOTS.
+"""
+
+COMPOSITION_ROOTS: dict[str, set[str]] = {
+    "api/app.py": {"web_page"},
+}
+"""The only files outside `extras` that import optional parts, and which parts: they are what a server, a
+command or a worker is composed of."""
 
 PURE_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserve"}
 
@@ -94,14 +104,15 @@ def imported_names(file: Path) -> set[str]:
 
 
 def files(package: str) -> list[Path]:
-    paths = sorted((SOURCE / package).rglob("*.py"))
+    paths = sorted((SOURCE / package.replace(".", "/")).rglob("*.py"))
     assert paths, f"there is no package {package}"
     return paths
 
 
 def test_every_package_has_a_rule() -> None:
     packages = {folder.name for folder in SOURCE.iterdir() if list(folder.glob("*.py"))}
-    assert packages == set(ALLOWED)
+    optional = {f"extras.{part.name}" for part in (SOURCE / "extras").iterdir() if list(part.glob("*.py"))}
+    assert packages - {"extras"} | optional == set(ALLOWED)
 
 
 def test_rules_name_whole_packages_and_have_no_circle() -> None:
@@ -111,14 +122,33 @@ def test_rules_name_whole_packages_and_have_no_circle() -> None:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_packages_import_only_what_their_rule_allows(package: str) -> None:
-    allowed = ALLOWED[package] | {package}
     for file in files(package):
+        optional = COMPOSITION_ROOTS.get(str(file.relative_to(SOURCE)), set())
+        allowed = ALLOWED[package] | {package} | {f"extras.{part}" for part in optional}
         for module in imports(file):
             if module.startswith("streamserve."):
                 inside = module.removeprefix("streamserve.")
                 assert any(inside == name or inside.startswith(name + ".") for name in allowed), (
                     f"{file.relative_to(SOURCE)} imports {module}"
                 )
+
+
+def test_only_composition_roots_import_optional_parts() -> None:
+    """A part in `extras` can be deleted together with its line in a composition root."""
+    roots: dict[str, set[str]] = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        path = str(file.relative_to(SOURCE))
+        names = {
+            name.split(".")[2] for name in imported_names(file) if name.startswith("streamserve.extras.")
+        }
+        if names and not path.startswith("extras/"):
+            roots[path] = names
+    assert roots == COMPOSITION_ROOTS
+
+
+def test_no_rule_of_the_core_names_an_optional_part() -> None:
+    core = {package: allowed for package, allowed in ALLOWED.items() if not package.startswith("extras.")}
+    assert not {name for allowed in core.values() for name in allowed if name.startswith("extras")}
 
 
 def parts(package: str) -> dict[str, set[str]]:
@@ -190,6 +220,7 @@ def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
         "hub",
         "llm",
         "settings",
+        "extras.web_page",
     ],
 )
 def test_packages_without_torch(package: str) -> None:

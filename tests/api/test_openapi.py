@@ -7,9 +7,9 @@ import pytest
 
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.ops.docs import GROUPS
 from streamserve.api.ops.openapi import component_schemas
 from streamserve.api.routes import Operation
+from streamserve.extras.web_page.docs import GROUPS
 from tests.api.routes import OF_VECTORS
 from tests.api.serving import Served
 

@@ -150,7 +150,7 @@ def real() -> Tree:
         ("tests/test_workers.py", "src/streamserve/execution/native/cpp/pool.cpp"),
         ("tests/test_workers.py", "src/streamserve/embedded/target/model.safetensors"),
         ("tests/api/test_recorded.py", "tests/api/conftest.py"),
-        ("tests/test_serve.py", "src/streamserve/api/ops/web/main.js"),
+        ("tests/test_serve.py", "src/streamserve/extras/web_page/web/main.js"),
         ("tests/execution/cuda/test_layers.py", "src/streamserve/execution/cuda/kernels/__init__.py"),
         ("tests/cluster/test_late_writes.py", "tests/lifecycle_events/sitecustomize.py"),
         ("benchmarks/speculation/speculation.py", "benchmarks/data/acceptance.npz"),

@@ -36,21 +36,24 @@ from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
 from streamserve.api.ops.adapters import ADAPTER_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
-from streamserve.api.ops.docs import DOCS_ROUTES, Document
 from streamserve.api.ops.health import HEALTH_ROUTES
 from streamserve.api.ops.loop_lag import measure_lag
 from streamserve.api.ops.models import MODEL_ROUTES
-from streamserve.api.ops.openapi import openapi_document
-from streamserve.api.ops.page import PAGE_ROUTES
+from streamserve.api.ops.openapi import OPENAPI_ROUTES, Document, openapi_document
 from streamserve.api.ops.routing import ROUTING_ROUTES
 from streamserve.api.prompt_streams.context import stream_context
 from streamserve.api.prompt_streams.routes import STREAM_ROUTES
 from streamserve.api.prompt_streams.socket import socket
 from streamserve.api.response_store import ResponseStore
-from streamserve.api.routes import BoundRoute, bound
+from streamserve.api.routes import BoundRoute, Route, bound
 from streamserve.api.settings import ApiSettings
 from streamserve.api.unsupported_routes import unsupported_endpoints
+from streamserve.extras.web_page.docs import DOCS_ROUTES
+from streamserve.extras.web_page.page import PAGE_ROUTES
 from streamserve.protocol.sampling import SamplingParams
+
+OPTIONAL_ROUTES: tuple[Route[AppContext], ...] = (*PAGE_ROUTES,)
+"""Routes of optional parts. Without any of them, the others work as before."""
 
 
 @dataclass(frozen=True)
@@ -154,17 +157,18 @@ def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRout
     streams = stream_context(context)
     endpoints: list[BoundRoute] = [
         *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
+        *bound(OPTIONAL_ROUTES, context),
         *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES), context),
         *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES, *ADAPTER_ROUTES), context),
         *bound(STREAM_ROUTES, streams),
         *bound(BATCH_ROUTES, batches),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
-        *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *PAGE_ROUTES), context),
+        *bound((*HEALTH_ROUTES, *ADMIN_ROUTES), context),
     ]
     document: Document = cache(
         lambda: openapi_document((endpoint.route for endpoint in endpoints), context.settings.strict_fields)
     )
-    endpoints += bound(DOCS_ROUTES, document)
+    endpoints += bound((*DOCS_ROUTES, *OPENAPI_ROUTES), document)
     endpoints += unsupported_endpoints()
     entries = [endpoint.router_entry() for endpoint in endpoints]
     return [WebSocketRoute("/v1/streams/ws", partial(socket, streams)), *entries]

@@ -14,7 +14,10 @@ from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
 from streamserve.protocol.reports import TransferReport
 from streamserve.text.tokenizer import Tokenizer
-from tests.api.page import (
+from tests.api.reports import REPORT
+from tests.api.serving import ScriptedGenerator, Served, scripted
+from tests.api.tool_calls import TEMPLATE, WEATHER
+from tests.extras.web_page.page import (
     EVIL,
     MARKDOWN,
     NARROW,
@@ -28,9 +31,6 @@ from tests.api.page import (
     say,
     stored,
 )
-from tests.api.reports import REPORT
-from tests.api.serving import ScriptedGenerator, Served, scripted
-from tests.api.tool_calls import TEMPLATE, WEATHER
 from tests.text.folders import byte_level_folder
 
 

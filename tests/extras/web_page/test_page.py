@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from streamserve.api.generator import Item
-from streamserve.api.ops.page import ASSETS, FILES, content_security_policy
 from streamserve.api.settings import ApiSettings
+from streamserve.extras.web_page.page import ASSETS, FILES, content_security_policy
 from streamserve.protocol.keys import digest
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
@@ -161,6 +161,6 @@ def test_it_reads_metrics_that_exist(generator: ScriptedGenerator) -> None:
 
 
 def test_the_files_are_in_the_package() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    (pattern,) = project["tool"]["setuptools"]["package-data"]["streamserve.api.ops"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    (pattern,) = project["tool"]["setuptools"]["package-data"]["streamserve.extras.web_page"]
     assert all(fnmatch(f"web/{name}", pattern) for name in FILES)

@@ -1,17 +1,16 @@
-"""GET /openapi.json, the OpenAPI document; GET /docs, a page of it from which examples can be sent."""
+"""GET /docs: the OpenAPI document as a page from which examples can be sent."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.ops.openapi import Schema
-from streamserve.api.ops.page import page_response
-from streamserve.api.routes import JSON, Operation, Route
+from streamserve.api.ops.openapi import Document, Schema
+from streamserve.api.routes import Operation, Route
+from streamserve.extras.web_page.page import page_response
 from streamserve.protocol.numbers import plain
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -32,9 +31,6 @@ OTHERS = "Operations"
 _UPLOADS = {("post", "/v1/files"): "-F purpose=batch -F file=@requests.jsonl"}
 """Routes to which a form is uploaded, with the arguments for curl."""
 
-Document = Callable[[], Schema]
-"""Returns the OpenAPI document. It is the context of these routes."""
-
 
 async def docs(document: Document, request: Request) -> Response:
     """Return the document as a page."""
@@ -45,14 +41,8 @@ async def docs(document: Document, request: Request) -> Response:
     )
 
 
-async def openapi(document: Document, request: Request) -> Response:
-    """Return the document."""
-    return Response(msgspec.json.encode(document()), media_type=JSON)
-
-
 DOCS_ROUTES: tuple[Route[Document], ...] = (
     Route("GET", "/docs", docs, Operation("This description, as a page", media="text/html")),
-    Route("GET", "/openapi.json", openapi, also=("HEAD",)),
 )
 
 

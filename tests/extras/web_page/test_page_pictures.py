@@ -12,7 +12,7 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.api.page import NARROW, drop, launched, say
+from tests.extras.web_page.page import NARROW, drop, launched, say
 from tests.serving import serving
 
 SHOTS = os.environ.get("PAGE_SCREENSHOTS")

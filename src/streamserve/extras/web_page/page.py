@@ -26,7 +26,7 @@ _COMMON_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-r
 
 def _files() -> dict[str, bytes]:
     """Return the page's files by name."""
-    folder = resources.files("streamserve.api.ops").joinpath("web")
+    folder = resources.files("streamserve.extras.web_page").joinpath("web")
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
