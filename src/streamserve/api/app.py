@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, WebSocketRoute
 
-from streamserve.api.anthropic.messages import MESSAGE_ROUTES
 from streamserve.api.batches.routes import BATCH_ROUTES, BatchContext, batch_context
 from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
@@ -48,12 +47,17 @@ from streamserve.api.response_store import ResponseStore
 from streamserve.api.routes import BoundRoute, Route, bound
 from streamserve.api.settings import ApiSettings
 from streamserve.api.unsupported_routes import unsupported_endpoints
+from streamserve.extras.anthropic.errors import ANTHROPIC_FORMAT
+from streamserve.extras.anthropic.messages import MESSAGE_ROUTES
 from streamserve.extras.web_page.docs import DOCS_ROUTES
 from streamserve.extras.web_page.page import PAGE_ROUTES
 from streamserve.protocol.sampling import SamplingParams
 
-OPTIONAL_ROUTES: tuple[Route[AppContext], ...] = (*PAGE_ROUTES,)
+OPTIONAL_ROUTES: tuple[Route[AppContext], ...] = (*MESSAGE_ROUTES, *PAGE_ROUTES)
 """Routes of optional parts. Without any of them, the others work as before."""
+
+ERROR_FORMATS = (ANTHROPIC_FORMAT,)
+"""Formats of errors of optional parts. Errors of all other paths have OpenAI's."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,8 @@ def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRout
     streams = stream_context(context)
     endpoints: list[BoundRoute] = [
         *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
+        *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES), context),
         *bound(OPTIONAL_ROUTES, context),
-        *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES), context),
         *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES, *ADAPTER_ROUTES), context),
         *bound(STREAM_ROUTES, streams),
         *bound(BATCH_ROUTES, batches),
@@ -178,7 +182,7 @@ def _middleware(context: AppContext) -> list[Middleware]:
     """Return the middleware, in the order in which a request passes it."""
     settings = context.settings
     return [
-        Middleware(RequestIds),
+        Middleware(RequestIds, formats=ERROR_FORMATS),
         Middleware(CORS, origins=settings.cors_origins, local_only=settings.local_only),
         Middleware(
             Authentication,

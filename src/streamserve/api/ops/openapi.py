@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve import __version__
-from streamserve.api.http.anthropic_errors import OVERLOADED, anthropic_status, is_anthropic
 from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.routes import JSON, OWN, Operation, Route
@@ -34,7 +33,6 @@ _ERRORS = {
     504: "The request took longer than request_timeout",
     507: "The batch folder cannot be written, for example because the disk is full",
 }
-_ERRORS[OVERLOADED] = _ERRORS[503]
 _OF_READING = (401, 403, 405, 500)
 _OF_ANSWERING = (400, 401, 403, 404, 405, 409, 413, 429, 500, 503, 504)
 _PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
@@ -125,11 +123,10 @@ def _responses(operation: Operation, path: str, strict: bool) -> Schema:
         statuses.add(400)
     if path in PUBLIC_PATHS:
         statuses.discard(401)
-    if is_anthropic(path):
-        statuses = set(map(anthropic_status, statuses))
+    descriptions = {operation.statuses.get(status, status): _ERRORS[status] for status in statuses}
     errors = {
-        str(status): {"description": _ERRORS[status], "content": _content(JSON, _reference(operation.error))}
-        for status in sorted(statuses)
+        str(status): {"description": text, "content": _content(JSON, _reference(operation.error))}
+        for status, text in sorted(descriptions.items())
     }
     others = {
         str(status): {"description": "Not available now", "content": _content(JSON, _reference(kind))}

@@ -3,9 +3,8 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from streamserve.api.http.error_format import ErrorFormat
 from streamserve.protocol.errors import RequestError
-
-ANTHROPIC_PATH = "/v1/messages"
 
 _KINDS = {
     401: "authentication_error",
@@ -19,8 +18,8 @@ _KINDS = {
 }
 """Types of errors by status. Errors with any other status are of type invalid_request_error."""
 
-OVERLOADED = 529
-"""Anthropic's status of an overloaded_error."""
+STATUSES = {503: 529}
+"""Anthropic's status of an overloaded_error: the server is loading, draining or restarting its model."""
 
 
 class AnthropicErrorDetail(msgspec.Struct, frozen=True):
@@ -38,11 +37,6 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | UnsetType = UNSET
 
 
-def is_anthropic(path: str) -> bool:
-    """Return whether `path` belongs to Anthropic's API."""
-    return path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
-
-
 def anthropic_error(error: RequestError, request_id: str | UnsetType = UNSET) -> AnthropicErrorBody:
     """Return `error` as Anthropic's clients read it."""
     kind = _KINDS.get(error.status, "invalid_request_error")
@@ -54,6 +48,4 @@ def anthropic_body(error: RequestError, request_id: str) -> bytes:
     return msgspec.json.encode(anthropic_error(error, request_id))
 
 
-def anthropic_status(status: int) -> int:
-    """Return an error's status: 529 for a server that is loading, draining or restarting its model."""
-    return OVERLOADED if status == 503 else status
+ANTHROPIC_FORMAT = ErrorFormat("/v1/messages", anthropic_body, STATUSES, id_header="request-id")

@@ -6,23 +6,9 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from streamserve.api.anthropic.message_input import NAMES, as_chat, thinking_type
-from streamserve.api.anthropic.message_output import Content, Emit
-from streamserve.api.anthropic.other_fields import OTHER_IN_COUNTS, OTHER_IN_MESSAGES
-from streamserve.api.anthropic.schemas import (
-    CountTokensReply,
-    CountTokensRequest,
-    MessageEvent,
-    MessageReply,
-    MessagesRequest,
-    MessageUsage,
-    StopReason,
-    ThinkingTokens,
-)
 from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
-from streamserve.api.http.anthropic_errors import AnthropicErrorBody, anthropic_error
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
@@ -46,6 +32,20 @@ from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.routes import Operation, Route, json_response
+from streamserve.extras.anthropic.errors import STATUSES, AnthropicErrorBody, anthropic_error
+from streamserve.extras.anthropic.message_input import NAMES, as_chat, thinking_type
+from streamserve.extras.anthropic.message_output import Content, Emit
+from streamserve.extras.anthropic.other_fields import OTHER_IN_COUNTS, OTHER_IN_MESSAGES
+from streamserve.extras.anthropic.schemas import (
+    CountTokensReply,
+    CountTokensRequest,
+    MessageEvent,
+    MessageReply,
+    MessagesRequest,
+    MessageUsage,
+    StopReason,
+    ThinkingTokens,
+)
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import ChoiceDelta, Usage
 
@@ -119,6 +119,7 @@ MESSAGE_ROUTES: tuple[Route[AppContext], ...] = (
             event=MessageEvent,
             others=OTHER_IN_MESSAGES,
             error=AnthropicErrorBody,
+            statuses=STATUSES,
             parameters=[*_HEADERS, *header_parameters(), KEY_PARAMETER],
             example={"max_tokens": 16, "messages": [{"role": "user", "content": "Say hello."}]},
         ),
@@ -133,6 +134,7 @@ MESSAGE_ROUTES: tuple[Route[AppContext], ...] = (
             CountTokensReply,
             others=OTHER_IN_COUNTS,
             error=AnthropicErrorBody,
+            statuses=STATUSES,
             parameters=_HEADERS,
             example={"messages": [{"role": "user", "content": "Say hello."}]},
         ),

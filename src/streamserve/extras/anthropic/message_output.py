@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from streamserve.api.anthropic.schemas import (
+from streamserve.extras.anthropic.schemas import (
     Block,
     EventDelta,
     MessageEvent,

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from streamserve.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
 from streamserve.api.openai.thinking import checked_effort
+from streamserve.extras.anthropic.schemas import CountTokensRequest, MessagesRequest
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.field_errors import field_of
 
