@@ -64,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": set(),
     "embedded": set(),
     "extras.anthropic": {"api", "protocol", "text"},
+    "extras.responses": {"api", "protocol", "text"},
     "extras.web_page": {"api", "protocol"},
 }
 """The packages that each package may import. All may import the top-level package (the version).
@@ -72,7 +73,7 @@ Each optional part is a package by itself. No rule of the core names one: see CO
 """
 
 COMPOSITION_ROOTS: dict[str, set[str]] = {
-    "api/app.py": {"anthropic", "web_page"},
+    "api/app.py": {"anthropic", "responses", "web_page"},
 }
 """The only files outside `extras` that import optional parts, and which parts: they are what a server, a
 command or a worker is composed of."""
@@ -222,6 +223,7 @@ def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
         "llm",
         "settings",
         "extras.anthropic",
+        "extras.responses",
         "extras.web_page",
     ],
 )

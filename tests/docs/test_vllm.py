@@ -5,7 +5,8 @@ import re
 import msgspec
 import pytest
 
-from streamserve.api.openai import replies, response_schemas
+from streamserve.api.openai import replies
+from streamserve.extras.responses import response_schemas
 from tests.docs.fields import CLASSES, ROUTES, fields_of
 from tests.docs.pages import DOCS, ROOT
 from tests.docs.vllm_fields import EVENTS, REPLIES, REQUESTS

@@ -30,8 +30,6 @@ from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
 from streamserve.api.openai.embeddings import EMBEDDING_ROUTES
 from streamserve.api.openai.rerank import RERANK_ROUTES
-from streamserve.api.openai.responses import RESPONSE_ROUTES
-from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
 from streamserve.api.ops.adapters import ADAPTER_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
@@ -43,12 +41,14 @@ from streamserve.api.ops.routing import ROUTING_ROUTES
 from streamserve.api.prompt_streams.context import stream_context
 from streamserve.api.prompt_streams.routes import STREAM_ROUTES
 from streamserve.api.prompt_streams.socket import socket
-from streamserve.api.response_store import ResponseStore
 from streamserve.api.routes import BoundRoute, Route, bound
 from streamserve.api.settings import ApiSettings
 from streamserve.api.unsupported_routes import unsupported_endpoints
 from streamserve.extras.anthropic.errors import ANTHROPIC_FORMAT
 from streamserve.extras.anthropic.messages import MESSAGE_ROUTES
+from streamserve.extras.responses.context import response_context
+from streamserve.extras.responses.responses import RESPONSE_ROUTES
+from streamserve.extras.responses.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.extras.web_page.docs import DOCS_ROUTES
 from streamserve.extras.web_page.page import PAGE_ROUTES
 from streamserve.protocol.sampling import SamplingParams
@@ -97,9 +97,10 @@ def create_app_on_demand(models: Mapping[str, OnDemand], pool: BudgetedPool) -> 
 
 def _application(context: AppContext) -> Starlette:
     """Build the application of a context."""
-    batches = batch_context(context)
+    generation = generation_endpoints(context)
+    batches = batch_context(context, generation)
     app = Starlette(
-        routes=_router_entries(context, batches),
+        routes=_router_entries(context, generation, batches),
         middleware=_middleware(context),
         exception_handlers=ERROR_HANDLERS,
         lifespan=partial(_lifespan, context, batches),
@@ -127,18 +128,22 @@ def _context(models: ModelTable) -> AppContext:
     """Return the context of all routes. The server's settings are the default model's."""
     default = next(iter(models.entries.values()))
     settings = default.settings
-    stored = ResponseStore(
-        settings.max_stored_responses, settings.max_stored_response_bytes, settings.stored_response_ttl
-    )
     context = AppContext(
         models,
         default,
         MemoryAccount(settings.max_memory_bytes),
         client_descriptors(settings.max_workers),
-        stored,
     )
     default.metrics.memory.set_function(lambda: context.memory.held)
     return context
+
+
+def generation_endpoints(context: AppContext) -> list[BoundRoute]:
+    """Return the endpoints of OpenAI's API that generate text. Requests of batches may use them, too."""
+    return [
+        *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
+        *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES), response_context(context)),
+    ]
 
 
 @asynccontextmanager
@@ -156,12 +161,13 @@ async def _lifespan(context: AppContext, batches: BatchContext, app: Starlette) 
             await batches.service.close()
 
 
-def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRoute]:
+def _router_entries(
+    context: AppContext, generation: list[BoundRoute], batches: BatchContext
+) -> list[BaseRoute]:
     """Return all routes. The first one that matches a request serves it."""
     streams = stream_context(context)
     endpoints: list[BoundRoute] = [
-        *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
-        *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES), context),
+        *generation,
         *bound(OPTIONAL_ROUTES, context),
         *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES, *ADAPTER_ROUTES), context),
         *bound(STREAM_ROUTES, streams),

@@ -13,7 +13,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
-from streamserve.api.app import app_context
+from streamserve.api.app import app_context, generation_endpoints
 from streamserve.api.batches.caller import Caller
 from streamserve.api.batches.lines import (
     ENDPOINTS,
@@ -111,7 +111,8 @@ async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done:
     failed = 0
     await llm.start()
     try:
-        caller = Caller(app_context(llm, api_settings(settings, local_only=True)))
+        context = app_context(llm, api_settings(settings, local_only=True))
+        caller = Caller(context, generation_endpoints(context))
         rest = _rest(requests, settings.server.max_body_bytes, done)
         width = settings.server.batch_concurrency
 

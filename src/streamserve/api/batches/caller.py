@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,10 +20,7 @@ from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.request_ids import HEADER, RequestIds
 from streamserve.api.leases import HeldModels, lease_of
-from streamserve.api.openai.chat import CHAT_ROUTES
-from streamserve.api.openai.completions import COMPLETION_ROUTES
-from streamserve.api.openai.responses import RESPONSE_ROUTES
-from streamserve.api.routes import bound
+from streamserve.api.routes import BoundRoute
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -55,14 +52,13 @@ class _Answer:
 
 
 class Caller:
-    """Answers requests of batches by calling the routes of one context."""
+    """Answers requests of batches by calling those of a context's `endpoints` that batches may use."""
 
-    def __init__(self, context: AppContext) -> None:
-        routes = bound((*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES), context)
+    def __init__(self, context: AppContext, endpoints: Iterable[BoundRoute]) -> None:
         settings = context.settings
         self._context = context
         self._app = Starlette(
-            routes=[endpoint.router_entry() for endpoint in routes if endpoint.route.path in ENDPOINTS],
+            routes=[endpoint.router_entry() for endpoint in endpoints if endpoint.route.path in ENDPOINTS],
             middleware=[
                 Middleware(HeldModels),
                 Middleware(RequestIds),

@@ -1,6 +1,7 @@
 """Routes of files and batches: /v1/files, /v1/batches."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +30,7 @@ from streamserve.api.http.body import read_request
 from streamserve.api.http.descriptors import Descriptors
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.http.pages import PARAMETERS, ListReply, list_reply, page_of
-from streamserve.api.routes import Operation, Route, json_response
+from streamserve.api.routes import BoundRoute, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
 _MAX_FILES_LISTED = 10_000
@@ -41,9 +42,11 @@ _JSON_LINES = "application/jsonl"
 
 @dataclass(frozen=True)
 class BatchContext:
-    """The context of the routes of batches. Without a `folder` they are disabled."""
+    """The context of the routes of batches. Without a `folder` they are disabled. Requests of batches use the
+    `endpoints`."""
 
     context: AppContext
+    endpoints: Sequence[BoundRoute]
     folder: BatchFolder | None = None
 
     @cached_property
@@ -53,15 +56,16 @@ class BatchContext:
             raise RequestError(
                 "files and batches are disabled: start the server with --batch-folder FOLDER", status=404
             )
-        return BatchService(self.context, self.folder)
+        return BatchService(self.context, self.endpoints, self.folder)
 
 
-def batch_context(context: AppContext) -> BatchContext:
+def batch_context(context: AppContext, endpoints: Sequence[BoundRoute]) -> BatchContext:
     """Return the context of the routes. Raises FolderError if the folder cannot be used."""
     settings = context.settings
     if settings.batch_folder is None:
-        return BatchContext(context)
-    return BatchContext(context, BatchFolder(Path(settings.batch_folder), settings.max_batch_folder_bytes))
+        return BatchContext(context, endpoints)
+    folder = BatchFolder(Path(settings.batch_folder), settings.max_batch_folder_bytes)
+    return BatchContext(context, endpoints, folder)
 
 
 async def create_file(context: BatchContext, request: Request) -> Response:

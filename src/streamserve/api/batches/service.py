@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -39,6 +39,7 @@ from streamserve.api.batches.schemas import (
     StoredFile,
 )
 from streamserve.api.context import AppContext
+from streamserve.api.routes import BoundRoute
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -55,10 +56,10 @@ _FILES = 3
 class BatchService:
     """The batches of a server. Their requests share one limit on open requests."""
 
-    def __init__(self, context: AppContext, folder: BatchFolder) -> None:
+    def __init__(self, context: AppContext, endpoints: Iterable[BoundRoute], folder: BatchFolder) -> None:
         self.folder = folder
         self._context = context
-        self._caller = Caller(context)
+        self._caller = Caller(context, endpoints)
         self._limit = asyncio.Semaphore(context.settings.batch_concurrency)
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._results: dict[str, Results] = {}

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from streamserve.api.openai.response_schemas import LOGPROBS, ResponseRequest
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
 from streamserve.api.openai.thinking import checked_effort
+from streamserve.extras.responses.response_schemas import LOGPROBS, ResponseRequest
 from streamserve.protocol.errors import RequestError
 
 _TEXT_PARTS = ("input_text", "output_text", "text")

@@ -9,19 +9,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.memory import Charge
 from streamserve.api.http.pages import PARAMETERS, ListReply, list_reply, page_of
-from streamserve.api.openai.response_input import input_items
-from streamserve.api.openai.response_schemas import (
+from streamserve.api.routes import JSON, Operation, Route, json_response
+from streamserve.extras.responses.context import ResponseContext
+from streamserve.extras.responses.response_input import input_items
+from streamserve.extras.responses.response_schemas import (
     DeletedResponse,
     ResponseReply,
     ResponseRequest,
 )
-from streamserve.api.response_store import StoredResponse
-from streamserve.api.routes import JSON, Operation, Route, json_response
+from streamserve.extras.responses.response_store import StoredResponse
 from streamserve.protocol.errors import RequestError
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -34,21 +34,21 @@ _STREAM: dict[str, Any] = {
 }
 
 
-async def retrieve(context: AppContext, request: Request) -> Response:
+async def retrieve(context: ResponseContext, request: Request) -> Response:
     """Return a stored response. Raises RequestError (404) if there is none."""
     if request.query_params.get("stream") == "true":
         raise RequestError("stream: a stored response is complete: leave stream out", field="stream")
     return Response(_stored(context, request).reply, media_type=JSON)
 
 
-async def delete(context: AppContext, request: Request) -> Response:
+async def delete(context: ResponseContext, request: Request) -> Response:
     """Delete a stored response. Raises RequestError (404) if there is none."""
     response_id = request.path_params["id"]
     context.stored.delete(response_id, caller_of(request))
     return json_response(DeletedResponse(id=response_id))
 
 
-async def list_items(context: AppContext, request: Request) -> Response:
+async def list_items(context: ResponseContext, request: Request) -> Response:
     """Return a page of a stored response's input items. Raises RequestError as `retrieve` does."""
     stored = _stored(context, request)
     page = page_of(request, 20, _MAX_ITEMS)
@@ -58,7 +58,7 @@ async def list_items(context: AppContext, request: Request) -> Response:
     return json_response(list_reply(*page.of(named)))
 
 
-STORED_RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
+STORED_RESPONSE_ROUTES: tuple[Route[ResponseContext], ...] = (
     Route(
         "GET",
         "/v1/responses/{id}",
@@ -89,7 +89,7 @@ class _NamedResponse(msgspec.Struct):
     id: str
 
 
-def _stored(context: AppContext, request: Request) -> StoredResponse:
+def _stored(context: ResponseContext, request: Request) -> StoredResponse:
     return context.stored.get(request.path_params["id"], caller_of(request))
 
 

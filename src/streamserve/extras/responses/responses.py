@@ -21,15 +21,21 @@ from streamserve.api.leases import routed
 from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
 from streamserve.api.openai.field_names import renamed
-from streamserve.api.openai.idle_fields import response_without_idle_fields
-from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
 from streamserve.api.openai.output_parser import OutputParser
 from streamserve.api.openai.outputs import charged_reply
 from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import slo_fields
-from streamserve.api.openai.response_input import NAMES, as_chat
-from streamserve.api.openai.response_output import Emit, Output
-from streamserve.api.openai.response_schemas import (
+from streamserve.api.openai.schemas import ChatRequest
+from streamserve.api.openai.scores import charge_delta
+from streamserve.api.openai.slo import header_parameters, with_header_targets
+from streamserve.api.openai.thinking import with_thinking
+from streamserve.api.routes import Operation, Route, json_response
+from streamserve.extras.responses.context import ResponseContext
+from streamserve.extras.responses.idle_fields import response_without_idle_fields
+from streamserve.extras.responses.other_fields import OTHER_IN_RESPONSES
+from streamserve.extras.responses.response_input import NAMES, as_chat
+from streamserve.extras.responses.response_output import Emit, Output
+from streamserve.extras.responses.response_schemas import (
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -40,35 +46,32 @@ from streamserve.api.openai.response_schemas import (
     ResponseUsage,
     Status,
 )
-from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.openai.scores import charge_delta
-from streamserve.api.openai.slo import header_parameters, with_header_targets
-from streamserve.api.openai.stored_responses import history, stored_response
-from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.response_store import StoredResponse
-from streamserve.api.routes import Operation, Route, json_response
+from streamserve.extras.responses.response_store import StoredResponse
+from streamserve.extras.responses.stored_responses import history, stored_response
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import ChoiceDelta, Usage
 
 
-async def responses(context: AppContext, request: Request) -> Response:
+async def responses(own: ResponseContext, request: Request) -> Response:
     """Answer a text or a conversation. Raises RequestError if the request cannot be served."""
-    body = await read_request(request, context, ResponseRequest, OTHER_IN_RESPONSES)
+    body = await read_request(request, own.app, ResponseRequest, OTHER_IN_RESPONSES)
     body = response_without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
     body = with_key_seed(body, request.headers)
-    context = await routed(context, request, body.model)
-    if body.store and not context.stored.enabled:
+    context = await routed(own.app, request, body.model)
+    if body.store and not own.stored.enabled:
         ignored_of(request).add("store")
     owner, previous = caller_of(request), None
     if body.previous_response_id is not None:
-        previous = context.stored.get(body.previous_response_id, owner, "previous_response_id")
+        previous = own.stored.get(body.previous_response_id, owner, "previous_response_id")
     try:
         chat = await _chat(context, request, body, previous)
         conversation = await prepared(context, chat, charge_of(request))
     except RequestError as error:
         raise renamed(error, NAMES) from error
-    return await _Response(context, body, conversation, owner, previous).respond(request)
+    return await _Response(ResponseContext(context, own.stored), body, conversation, owner, previous).respond(
+        request
+    )
 
 
 async def _chat(
@@ -85,7 +88,7 @@ async def _chat(
     return with_thinking(chat, context.llm.chat_template, ignored_of(request), "reasoning.effort")
 
 
-RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
+RESPONSE_ROUTES: tuple[Route[ResponseContext], ...] = (
     Route(
         "POST",
         "/v1/responses",
@@ -108,13 +111,14 @@ class _Response:
 
     def __init__(
         self,
-        context: AppContext,
+        context: ResponseContext,
         body: ResponseRequest,
         conversation: Conversation,
         owner: str,
         previous: StoredResponse | None,
     ) -> None:
-        self._context = context
+        self._context = context.app
+        self._store = context.stored
         self._body = body
         self._conversation = conversation
         self._owner = owner
@@ -124,7 +128,7 @@ class _Response:
         self._created = int(time.time())
         self._key = ""
         self._salt = ""
-        self._model = served_name(context.llm, body.model)
+        self._model = served_name(context.app.llm, body.model)
 
     async def respond(self, request: Request) -> Response:
         self._key = key_of(request)
@@ -196,7 +200,7 @@ class _Response:
         stored = await self._context.side_thread.run_if(
             large, lambda: stored_response(self._owner, self._body, self._previous, reply)
         )
-        kept = self._context.stored.put(self._id, stored)
+        kept = self._store.put(self._id, stored)
         return reply if kept else replace(reply, store=False)
 
     def _reply(self, status: Status, **fields: Any) -> ResponseReply:

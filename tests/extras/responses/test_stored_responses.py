@@ -8,8 +8,8 @@ import msgspec
 import openai
 import pytest
 
-from streamserve.api.response_store import ResponseStore, StoredResponse
 from streamserve.api.settings import ApiSettings
+from streamserve.extras.responses.response_store import ResponseStore, StoredResponse
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.text.tokenizer import Tokenizer

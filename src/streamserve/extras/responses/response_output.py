@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from streamserve.api.openai.logprobs import chat_logprobs
-from streamserve.api.openai.response_schemas import (
+from streamserve.extras.responses.response_schemas import (
     CallItem,
     Item,
     MessageItem,
