@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, WebSocketRoute
 
-from streamserve.api.batches.routes import BATCH_ROUTES, BatchContext, batch_context
 from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
@@ -46,6 +45,7 @@ from streamserve.api.settings import ApiSettings
 from streamserve.api.unsupported_routes import unsupported_endpoints
 from streamserve.extras.anthropic.errors import ANTHROPIC_FORMAT
 from streamserve.extras.anthropic.messages import MESSAGE_ROUTES
+from streamserve.extras.batches.routes import BATCH_ROUTES, BatchContext, batch_context
 from streamserve.extras.responses.context import response_context
 from streamserve.extras.responses.responses import RESPONSE_ROUTES
 from streamserve.extras.responses.stored_responses import STORED_RESPONSE_ROUTES

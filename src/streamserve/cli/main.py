@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from streamserve.cli.batch import batch
 from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
 from streamserve.cli.doctor import doctor
@@ -26,6 +25,7 @@ from streamserve.cli.profile import profile
 from streamserve.cli.serve import serve
 from streamserve.cli.version import show, version
 from streamserve.cli.worker import worker
+from streamserve.extras.batches.command import batch
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -124,7 +124,7 @@ def obeyed_elsewhere(kind: type[msgspec.Struct]) -> Values:
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
-    """Return the values that a route accepts of a field that it does not obey: the default, if there is one."""
+    """Return the accepted values of a field that a route does not obey: its default, if there is one."""
     if field.required:
         return ()
     made = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()

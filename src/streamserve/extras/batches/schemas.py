@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from streamserve.api.batches.lines import ENDPOINTS
 from streamserve.api.openai.schemas import about
+from streamserve.extras.batches.lines import ENDPOINTS
 
 WINDOW = "24h"
 WINDOW_SECONDS = 86_400

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
 from streamserve.api.app import app_context, generation_endpoints
-from streamserve.api.batches.caller import Caller
-from streamserve.api.batches.lines import (
+from streamserve.cli.answers import log_warnings
+from streamserve.cli.serving import api_settings
+from streamserve.extras.batches.caller import Caller
+from streamserve.extras.batches.lines import (
     ENDPOINTS,
     LineError,
     LinePosition,
@@ -27,9 +29,7 @@ from streamserve.api.batches.lines import (
     places,
     result_of,
 )
-from streamserve.api.batches.ordered import run_in_order
-from streamserve.cli.answers import log_warnings
-from streamserve.cli.serving import api_settings
+from streamserve.extras.batches.ordered import run_in_order
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.settings.options import Settings, SettingsError

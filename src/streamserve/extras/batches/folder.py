@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from streamserve.api.batches.schemas import FINAL, StoredBatch, StoredFile
+from streamserve.extras.batches.schemas import FINAL, StoredBatch, StoredFile
 from streamserve.protocol.errors import RequestError
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.api.batches import lines
-from streamserve.api.batches.lines import LineError, LinePosition, LineScan, complete_lines, places
+from streamserve.extras.batches import lines
+from streamserve.extras.batches.lines import LineError, LinePosition, LineScan, complete_lines, places
 
 MAX_BYTES = 30
 CONTENTS = st.lists(st.sampled_from([b"\n", b" ", b"\r", b"a", b"\x00", b"bc ", b"x" * 12]), max_size=60).map(

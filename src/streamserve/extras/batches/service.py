@@ -10,9 +10,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from streamserve.api.batches.caller import Caller
-from streamserve.api.batches.folder import BatchFolder, new_name
-from streamserve.api.batches.lines import (
+from streamserve.api.context import AppContext
+from streamserve.api.routes import BoundRoute
+from streamserve.extras.batches.caller import Caller
+from streamserve.extras.batches.folder import BatchFolder, new_name
+from streamserve.extras.batches.lines import (
     PIECE,
     LineError,
     LineFailure,
@@ -23,9 +25,9 @@ from streamserve.api.batches.lines import (
     parse_line,
     result_of,
 )
-from streamserve.api.batches.ordered import run_in_order
-from streamserve.api.batches.results import Results
-from streamserve.api.batches.schemas import (
+from streamserve.extras.batches.ordered import run_in_order
+from streamserve.extras.batches.results import Results
+from streamserve.extras.batches.schemas import (
     FINAL,
     WINDOW_SECONDS,
     BatchError,
@@ -38,8 +40,6 @@ from streamserve.api.batches.schemas import (
     StoredBatch,
     StoredFile,
 )
-from streamserve.api.context import AppContext
-from streamserve.api.routes import BoundRoute
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import Message, Scope
 
-from streamserve.api.batches.lines import ENDPOINTS, PIECE, LineResponse, RequestLine, prepared_body
 from streamserve.api.context import AppContext
 from streamserve.api.http.auth import with_caller
 from streamserve.api.http.errors import ERROR_HANDLERS, error_body, error_headers
@@ -21,6 +20,7 @@ from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.request_ids import HEADER, RequestIds
 from streamserve.api.leases import HeldModels, lease_of
 from streamserve.api.routes import BoundRoute
+from streamserve.extras.batches.lines import ENDPOINTS, PIECE, LineResponse, RequestLine, prepared_body
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ def batch(
     target = output or file.with_name(f"{file.name}.results.jsonl")
     if target.resolve() == file.resolve():
         raise SettingsError("--output must not be the input file")
-    from streamserve.cli.run_batch import run
+    from streamserve.extras.batches.run_batch import run
 
     failed = run(settings, file, target)
     if failed:

@@ -7,7 +7,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from streamserve.api.batches.folder import BatchFolder
+from streamserve.extras.batches.folder import BatchFolder
 from streamserve.protocol.errors import RequestError
 
 _MAX_VALUE = 1024

@@ -16,12 +16,12 @@ import msgspec
 import openai
 import pytest
 
-from streamserve.api.batches import service
-from streamserve.api.batches.folder import BatchFolder, FolderError
-from streamserve.api.batches.lines import BATCH_PRIORITY
-from streamserve.api.batches.schemas import FINAL
 from streamserve.api.generator import Item
 from streamserve.api.settings import ApiSettings
+from streamserve.extras.batches import service
+from streamserve.extras.batches.folder import BatchFolder, FolderError
+from streamserve.extras.batches.lines import BATCH_PRIORITY
+from streamserve.extras.batches.schemas import FINAL
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams

@@ -11,9 +11,16 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from streamserve.api.batches.folder import BatchFolder, new_name, writing
-from streamserve.api.batches.lines import ENDPOINTS
-from streamserve.api.batches.schemas import (
+from streamserve.api.context import AppContext
+from streamserve.api.http.auth import caller_of
+from streamserve.api.http.body import read_request
+from streamserve.api.http.descriptors import Descriptors
+from streamserve.api.http.ignored_fields import OtherFields
+from streamserve.api.http.pages import PARAMETERS, ListReply, list_reply, page_of
+from streamserve.api.routes import BoundRoute, Operation, Route, json_response
+from streamserve.extras.batches.folder import BatchFolder, new_name, writing
+from streamserve.extras.batches.lines import ENDPOINTS
+from streamserve.extras.batches.schemas import (
     MAX_METADATA,
     WINDOW,
     BatchReply,
@@ -22,15 +29,8 @@ from streamserve.api.batches.schemas import (
     FileReply,
     StoredFile,
 )
-from streamserve.api.batches.service import BatchService
-from streamserve.api.batches.upload import Upload, receive
-from streamserve.api.context import AppContext
-from streamserve.api.http.auth import caller_of
-from streamserve.api.http.body import read_request
-from streamserve.api.http.descriptors import Descriptors
-from streamserve.api.http.ignored_fields import OtherFields
-from streamserve.api.http.pages import PARAMETERS, ListReply, list_reply, page_of
-from streamserve.api.routes import BoundRoute, Operation, Route, json_response
+from streamserve.extras.batches.service import BatchService
+from streamserve.extras.batches.upload import Upload, receive
 from streamserve.protocol.errors import RequestError
 
 _MAX_FILES_LISTED = 10_000

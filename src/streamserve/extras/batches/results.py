@@ -5,9 +5,9 @@ from types import TracebackType
 
 import msgspec
 
-from streamserve.api.batches.folder import BatchFolder
-from streamserve.api.batches.lines import ResultLine, append_line, complete_lines
-from streamserve.api.batches.schemas import RequestCounts, StoredBatch
+from streamserve.extras.batches.folder import BatchFolder
+from streamserve.extras.batches.lines import ResultLine, append_line, complete_lines
+from streamserve.extras.batches.schemas import RequestCounts, StoredBatch
 
 
 class Results:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.api.batches.folder import DAMAGED, MAX_RECORD_BYTES, BatchFolder, FolderError
-from streamserve.api.batches.schemas import BatchReply, FileReply, StoredBatch, StoredFile
+from streamserve.extras.batches.folder import DAMAGED, MAX_RECORD_BYTES, BatchFolder, FolderError
+from streamserve.extras.batches.schemas import BatchReply, FileReply, StoredBatch, StoredFile
 
 FILES, BATCHES = ("file-1", "file-2"), ("batch_1", "batch_2")
 
