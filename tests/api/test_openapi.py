@@ -66,7 +66,7 @@ def test_the_examples_work(server: Served, description: Any) -> None:
             example = operations["post"]["requestBody"]["content"]["application/json"]["examples"]["request"]
             if path in OF_VECTORS:
                 assert "--task" in server.post(path, **example["value"]).json()["error"]["message"]
-                continue  # the model generates: tests/test_embeddings.py
+                continue  # the model generates: tests/extras/pooling/test_embeddings.py
             if path in ("/v1/streams/{name}/answer", "/v1/batches"):
                 continue  # does not end before the prompt is finished; needs a file: test_batches.py
             if path.endswith("_lora_adapter"):

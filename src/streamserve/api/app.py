@@ -27,8 +27,6 @@ from streamserve.api.metrics.pool_metrics import PoolMetrics
 from streamserve.api.model_table import ModelEntry, ModelTable, Pool
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
-from streamserve.api.openai.embeddings import EMBEDDING_ROUTES
-from streamserve.api.openai.rerank import RERANK_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
 from streamserve.api.ops.adapters import ADAPTER_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
@@ -46,6 +44,8 @@ from streamserve.api.unsupported_routes import unsupported_endpoints
 from streamserve.extras.anthropic.errors import ANTHROPIC_FORMAT
 from streamserve.extras.anthropic.messages import MESSAGE_ROUTES
 from streamserve.extras.batches.routes import BATCH_ROUTES, BatchContext, batch_context
+from streamserve.extras.pooling.embeddings import EMBEDDING_ROUTES
+from streamserve.extras.pooling.rerank import RERANK_ROUTES
 from streamserve.extras.responses.context import response_context
 from streamserve.extras.responses.responses import RESPONSE_ROUTES
 from streamserve.extras.responses.stored_responses import STORED_RESPONSE_ROUTES
@@ -53,7 +53,12 @@ from streamserve.extras.web_page.docs import DOCS_ROUTES
 from streamserve.extras.web_page.page import PAGE_ROUTES
 from streamserve.protocol.sampling import SamplingParams
 
-OPTIONAL_ROUTES: tuple[Route[AppContext], ...] = (*MESSAGE_ROUTES, *PAGE_ROUTES)
+OPTIONAL_ROUTES: tuple[Route[AppContext], ...] = (
+    *MESSAGE_ROUTES,
+    *EMBEDDING_ROUTES,
+    *RERANK_ROUTES,
+    *PAGE_ROUTES,
+)
 """Routes of optional parts. Without any of them, the others work as before."""
 
 ERROR_FORMATS = (ANTHROPIC_FORMAT,)
@@ -169,7 +174,7 @@ def _router_entries(
     endpoints: list[BoundRoute] = [
         *generation,
         *bound(OPTIONAL_ROUTES, context),
-        *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES, *ADAPTER_ROUTES), context),
+        *bound(ADAPTER_ROUTES, context),
         *bound(STREAM_ROUTES, streams),
         *bound(BATCH_ROUTES, batches),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),

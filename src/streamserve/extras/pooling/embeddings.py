@@ -15,7 +15,11 @@ from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
 from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
-from streamserve.api.openai.pooling import (
+from streamserve.api.openai.prompts import Encoder, completion_prompts
+from streamserve.api.openai.schemas import Model, about
+from streamserve.api.routes import JSON, Operation, Route
+from streamserve.contracts.embedding import EmbeddingConfig
+from streamserve.extras.pooling.pooling import (
     OTHER_IN_POOLING,
     PoolingUsage,
     Vectors,
@@ -23,10 +27,6 @@ from streamserve.api.openai.pooling import (
     check_lengths,
     pool,
 )
-from streamserve.api.openai.prompts import Encoder, completion_prompts
-from streamserve.api.openai.schemas import Model, about
-from streamserve.api.routes import JSON, Operation, Route
-from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.text.embedding import check_dimensions, embedding, embedding_params
 

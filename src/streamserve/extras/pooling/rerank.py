@@ -21,7 +21,10 @@ from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
 from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
-from streamserve.api.openai.pooling import (
+from streamserve.api.openai.prompts import Encoder
+from streamserve.api.openai.schemas import Model, about
+from streamserve.api.routes import Operation, Route, json_response
+from streamserve.extras.pooling.pooling import (
     OTHER_IN_POOLING,
     PoolingUsage,
     Vectors,
@@ -29,9 +32,6 @@ from streamserve.api.openai.pooling import (
     check_lengths,
     pool,
 )
-from streamserve.api.openai.prompts import Encoder
-from streamserve.api.openai.schemas import Model, about
-from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from streamserve.text.embedding import embedding, embedding_params, similarity
