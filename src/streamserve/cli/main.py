@@ -20,12 +20,12 @@ from streamserve.cli.early_signals import end_on_signals
 from streamserve.cli.generate import generate
 from streamserve.cli.help import GroupedCommand
 from streamserve.cli.keys import keys
-from streamserve.cli.models import models
 from streamserve.cli.profile import profile
 from streamserve.cli.serve import serve
 from streamserve.cli.version import show, version
 from streamserve.cli.worker import worker
 from streamserve.extras.batches.command import batch
+from streamserve.extras.models.command import models
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from streamserve.cli.cached_models import list_models, pull, remove, show
 from streamserve.cli.flags import exit_on_error
+from streamserve.extras.models.cached_models import list_models, pull, remove, show
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.checkpoints import locate
 
