@@ -49,7 +49,6 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"baselines", "cluster", "settings", "fleet", "text", "protocol", "system"},
     "cli": {
         "api",
-        "bench",
         "cluster",
         "draft_service",
         "execution",
@@ -61,10 +60,10 @@ ALLOWED: dict[str, set[str]] = {
         "protocol",
         "system",
     },
-    "bench": set(),
     "embedded": set(),
     "extras.anthropic": {"api", "protocol", "text"},
     "extras.batches": {"api", "cli", "llm", "protocol", "settings"},
+    "extras.bench": {"cli", "settings"},
     "extras.models": {"cli", "execution", "hub", "protocol", "settings", "text"},
     "extras.pooling": {"api", "contracts", "protocol", "text"},
     "extras.responses": {"api", "protocol", "text"},
@@ -77,7 +76,7 @@ Each optional part is a package by itself. No rule of the core names one: see CO
 
 COMPOSITION_ROOTS: dict[str, set[str]] = {
     "api/app.py": {"anthropic", "batches", "pooling", "responses", "web_page"},
-    "cli/main.py": {"batches", "models"},
+    "cli/main.py": {"batches", "bench", "models"},
 }
 """The only files outside `extras` that import optional parts, and which parts: they are what a server, a
 command or a worker is composed of."""
@@ -221,13 +220,13 @@ def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
         "api",
         "simulate",
         "text",
-        "bench",
         "gguf",
         "hub",
         "llm",
         "settings",
         "extras.anthropic",
         "extras.batches",
+        "extras.bench",
         "extras.models",
         "extras.pooling",
         "extras.responses",
@@ -317,3 +316,11 @@ def test_no_two_classes_have_the_same_name() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_the_load_client_can_be_used_alone() -> None:
+    """Only its command imports other packages: a measurement shares no code with the measured server."""
+    for file in files("extras.bench"):
+        if file.stem != "cli":
+            own = {name for name in imports(file) if name.startswith("streamserve.")}
+            assert all(f"{name}.".startswith("streamserve.extras.bench.") for name in own), file

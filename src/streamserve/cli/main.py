@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
 from streamserve.cli.doctor import doctor
 from streamserve.cli.draft import draft
@@ -25,6 +24,7 @@ from streamserve.cli.serve import serve
 from streamserve.cli.version import show, version
 from streamserve.cli.worker import worker
 from streamserve.extras.batches.command import batch
+from streamserve.extras.bench.cli import bench
 from streamserve.extras.models.command import models
 
 app = typer.Typer(

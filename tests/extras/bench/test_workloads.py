@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamserve.bench.errors import BenchError
-from streamserve.bench.workloads import (
+from streamserve.extras.bench.errors import BenchError
+from streamserve.extras.bench.workloads import (
     RandomLengths,
     WorkloadPrompt,
     jsonl,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streamserve.bench.errors import BenchError
+from streamserve.extras.bench.errors import BenchError
 
 CHARACTERS_PER_TOKEN = 4
 """A rule of thumb, used if an output's length is known as text only."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from streamserve.bench.client import Target, open_session, send
-from streamserve.bench.statistics import Outcome
-from streamserve.bench.workloads import WorkloadPrompt
+from streamserve.extras.bench.client import Target, open_session, send
+from streamserve.extras.bench.statistics import Outcome
+from streamserve.extras.bench.workloads import WorkloadPrompt
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.bench.events import EventSplitter, parse_event
+from streamserve.extras.bench.events import EventSplitter, parse_event
 
 STREAM = b': hello\n\ndata: {"a": 1}\r\n\r\ndata:{"b":\t2}\nid: 7\n\ndata: [DONE]\n\n'
 

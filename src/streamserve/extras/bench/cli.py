@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamserve.bench.errors import BenchError
-from streamserve.bench.options import BenchOptions
 from streamserve.cli.flags import Flags, with_flags
 from streamserve.cli.help import GroupedCommand
-from streamserve.settings.options import convert, options
+from streamserve.extras.bench.errors import BenchError
+from streamserve.extras.bench.options import BenchOptions
+from streamserve.settings.options import SettingsError, convert, options
 
 bench = typer.Typer(help="Benchmark servers over HTTP.", no_args_is_help=True, rich_markup_mode=None)
 PARTS = {part.name: part.type for part in msgspec.structs.fields(BenchOptions)}
@@ -35,9 +35,12 @@ def serve(
     flags.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))
     parts = {name: convert(flags, struct) for name, struct in PARTS.items()}
     try:
-        from streamserve.bench.command import run
+        from streamserve.extras.bench.command import run
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
-        raise BenchError("the load client needs aiohttp: pip install 'streamserve[bench]'") from error
-    run(BenchOptions(**parts))
+        raise SettingsError("the load client needs aiohttp: pip install 'streamserve[bench]'") from error
+    try:
+        run(BenchOptions(**parts))
+    except BenchError as error:
+        raise SettingsError(str(error)) from error

@@ -13,14 +13,20 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from streamserve.bench import report, workloads
-from streamserve.bench.arrivals import gamma_arrivals, trace_arrivals
-from streamserve.bench.client import Target, first_model, open_session
-from streamserve.bench.errors import BenchError
-from streamserve.bench.load import Run, run_load
-from streamserve.bench.options import BenchOptions, Endpoint, LoadOptions, ServerOptions, WorkloadOptions
-from streamserve.bench.statistics import Outcome, parse_metrics, parse_targets, summarize
-from streamserve.bench.workloads import WorkloadPrompt
+from streamserve.extras.bench import report, workloads
+from streamserve.extras.bench.arrivals import gamma_arrivals, trace_arrivals
+from streamserve.extras.bench.client import Target, first_model, open_session
+from streamserve.extras.bench.errors import BenchError
+from streamserve.extras.bench.load import Run, run_load
+from streamserve.extras.bench.options import (
+    BenchOptions,
+    Endpoint,
+    LoadOptions,
+    ServerOptions,
+    WorkloadOptions,
+)
+from streamserve.extras.bench.statistics import Outcome, parse_metrics, parse_targets, summarize
+from streamserve.extras.bench.workloads import WorkloadPrompt
 
 
 def run(options: BenchOptions) -> None:

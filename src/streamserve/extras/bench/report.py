@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from streamserve.bench.load import Run
-from streamserve.bench.statistics import (
+from streamserve.extras.bench.load import Run
+from streamserve.extras.bench.statistics import (
     METRICS,
     PERCENTILE,
     Outcome,

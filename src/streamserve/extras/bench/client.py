@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from streamserve.bench.errors import BenchError
-from streamserve.bench.events import DONE, Event, EventSplitter, parse_event
-from streamserve.bench.options import Endpoint
-from streamserve.bench.statistics import Outcome
-from streamserve.bench.workloads import WorkloadPrompt
+from streamserve.extras.bench.errors import BenchError
+from streamserve.extras.bench.events import DONE, Event, EventSplitter, parse_event
+from streamserve.extras.bench.options import Endpoint
+from streamserve.extras.bench.statistics import Outcome
+from streamserve.extras.bench.workloads import WorkloadPrompt
 
 ROUTES: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 

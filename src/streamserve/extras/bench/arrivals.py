@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from streamserve.bench.errors import BenchError
-from streamserve.bench.workloads import read_lines
+from streamserve.extras.bench.errors import BenchError
+from streamserve.extras.bench.workloads import read_lines
 
 
 def gamma_arrivals(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> list[float]:

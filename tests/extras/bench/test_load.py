@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from streamserve.bench.client import Target
-from streamserve.bench.errors import BenchError
-from streamserve.bench.load import Run, run_load
-from streamserve.bench.workloads import WorkloadPrompt
-from tests.bench.fake import answering, streaming
+from streamserve.extras.bench.client import Target
+from streamserve.extras.bench.errors import BenchError
+from streamserve.extras.bench.load import Run, run_load
+from streamserve.extras.bench.workloads import WorkloadPrompt
+from tests.extras.bench.fake import answering, streaming
 
 PROMPT = WorkloadPrompt((1, 2, 3), 4)
 TEXT = b'data: {"choices": [{"text": "a"}]}\n\n'

@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from streamserve.bench.command import saved_settings
-from streamserve.bench.options import BenchOptions, LoadOptions, ReportOptions, ServerOptions, WorkloadOptions
 from streamserve.cli.main import app
-from tests.bench.fake import answering, streaming
+from streamserve.extras.bench.command import saved_settings
+from streamserve.extras.bench.options import (
+    BenchOptions,
+    LoadOptions,
+    ReportOptions,
+    ServerOptions,
+    WorkloadOptions,
+)
 from tests.checkpoints import make_checkpoint
+from tests.extras.bench.fake import answering, streaming
 from tests.serving import Served, serving
 
 SMALL = ("--num-prompts", "8", "--random-input-len", "12", "--random-output-len", "6", "--ignore-eos")

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from streamserve.bench.errors import BenchError
+from streamserve.extras.bench.errors import BenchError
 
 METRICS = {
     "ttft": "Time to First Token",

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.bench.load import Run
-from streamserve.bench.report import as_text, remarks, save
-from streamserve.bench.statistics import Outcome, summarize
+from streamserve.extras.bench.load import Run
+from streamserve.extras.bench.report import as_text, remarks, save
+from streamserve.extras.bench.statistics import Outcome, summarize
 
 OUTCOMES = [
     Outcome(sent=0.0, latency=0.8, token_times=(0.2, 0.4, 0.7), prompt_tokens=10, output_tokens=4),

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamserve.bench.arrivals import gamma_arrivals, trace_arrivals
-from streamserve.bench.errors import BenchError
+from streamserve.extras.bench.arrivals import gamma_arrivals, trace_arrivals
+from streamserve.extras.bench.errors import BenchError
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.bench.errors import BenchError
-from streamserve.bench.statistics import (
+from streamserve.extras.bench.errors import BenchError
+from streamserve.extras.bench.statistics import (
     Outcome,
     latency_stats,
     meets,
