@@ -65,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "extras.batches": {"api", "cli", "llm", "protocol", "settings"},
     "extras.bench": {"cli", "settings"},
     "extras.models": {"cli", "execution", "hub", "protocol", "settings", "text"},
+    "extras.nixl": {"contracts", "protocol", "system", "transfer"},
     "extras.pooling": {"api", "contracts", "protocol", "text"},
     "extras.responses": {"api", "protocol", "text"},
     "extras.web_page": {"api", "protocol"},
@@ -77,6 +78,7 @@ Each optional part is a package by itself. No rule of the core names one: see CO
 COMPOSITION_ROOTS: dict[str, set[str]] = {
     "api/app.py": {"anthropic", "batches", "pooling", "responses", "web_page"},
     "cli/main.py": {"batches", "bench", "models"},
+    "workers/kv_ports.py": {"nixl"},
 }
 """The only files outside `extras` that import optional parts, and which parts: they are what a server, a
 command or a worker is composed of."""

@@ -58,6 +58,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/test_pairs_widths.py",
         "tests/test_lifecycle_events.py",
         "tests/transfer",
+        "tests/extras/nixl",
     ),
     "fuzz": ("tests/fuzz", "tests/exhaustion", "tests/campaigns"),
     "clients": ("tests/compat", "tests/extras/bench", "tests/benchmarks", "tests/embedded"),

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from streamserve.contracts.transport import Landed
+from streamserve.extras.nixl.nixl import NixlTransport
+from streamserve.extras.nixl.nixl_memory import Fence, NixlMemory
 from streamserve.system.nixl import NIXL_MISSING, nixl_package
-from streamserve.transfer.nixl import NixlTransport
-from streamserve.transfer.nixl_memory import Fence, NixlMemory
 from streamserve.transfer.pools import Pools
 
 pytestmark = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamserve.contracts.transport import Landed, TransferError
+from streamserve.extras.nixl.nixl_memory import POLL_SECONDS, make_agent
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.system.machine import identity
-from streamserve.transfer.nixl_memory import POLL_SECONDS, make_agent
 from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 
 logger = logging.getLogger(__name__)
