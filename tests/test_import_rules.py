@@ -28,7 +28,6 @@ ALLOWED: dict[str, set[str]] = {
     "hub": {"gguf", "protocol"},
     "text": {"contracts", "gguf", "protocol"},
     "fleet": {"contracts", "scheduling", "protocol", "system"},
-    "cluster": {"fleet", "protocol", "system"},
     "transfer": {"contracts", "protocol", "system"},
     "draft_service": {"system", "contracts", "speculation", "protocol"},
     "workers": {
@@ -46,10 +45,9 @@ ALLOWED: dict[str, set[str]] = {
     "simulate": {"baselines", "contracts", "fleet", "engine", "speculation", "protocol"},
     "api": {"contracts", "fleet", "text", "protocol", "system"},
     "settings": {"baselines", "contracts", "fleet", "gguf", "hub", "protocol", "system"},
-    "llm": {"baselines", "cluster", "settings", "fleet", "text", "protocol", "system"},
+    "llm": {"baselines", "settings", "fleet", "text", "protocol", "system"},
     "cli": {
         "api",
-        "cluster",
         "draft_service",
         "execution",
         "fleet",
@@ -64,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "extras.anthropic": {"api", "protocol", "text"},
     "extras.batches": {"api", "cli", "llm", "protocol", "settings"},
     "extras.bench": {"cli", "settings"},
+    "extras.cluster": {"cli", "fleet", "llm", "protocol", "settings", "system"},
     "extras.models": {"cli", "execution", "hub", "protocol", "settings", "text"},
     "extras.nixl": {"contracts", "protocol", "system", "transfer"},
     "extras.pooling": {"api", "contracts", "protocol", "text"},
@@ -77,7 +76,8 @@ Each optional part is a package by itself. No rule of the core names one: see CO
 
 COMPOSITION_ROOTS: dict[str, set[str]] = {
     "api/app.py": {"anthropic", "batches", "pooling", "responses", "web_page"},
-    "cli/main.py": {"batches", "bench", "models"},
+    "cli/main.py": {"batches", "bench", "cluster", "models"},
+    "llm/launchers.py": {"cluster"},
     "workers/kv_ports.py": {"nixl"},
 }
 """The only files outside `extras` that import optional parts, and which parts: they are what a server, a
@@ -218,7 +218,6 @@ def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
         "engine",
         "draft_service",
         "fleet",
-        "cluster",
         "api",
         "simulate",
         "text",
@@ -229,6 +228,7 @@ def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
         "extras.anthropic",
         "extras.batches",
         "extras.bench",
+        "extras.cluster",
         "extras.models",
         "extras.pooling",
         "extras.responses",

@@ -152,7 +152,7 @@ def real() -> Tree:
         ("tests/api/test_recorded.py", "tests/api/conftest.py"),
         ("tests/test_serve.py", "src/streamserve/extras/web_page/web/main.js"),
         ("tests/execution/cuda/test_layers.py", "src/streamserve/execution/cuda/kernels/__init__.py"),
-        ("tests/cluster/test_late_writes.py", "tests/lifecycle_events/sitecustomize.py"),
+        ("tests/extras/cluster/test_late_writes.py", "tests/lifecycle_events/sitecustomize.py"),
         ("benchmarks/speculation/speculation.py", "benchmarks/data/acceptance.npz"),
         ("tests/docs/test_figures.py", "tests/results/verify.json"),
     ],

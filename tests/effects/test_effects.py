@@ -23,10 +23,10 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.settings.effects import NEEDS
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve
-from tests.cluster.fakes import key_file
 from tests.conftest import Scale
 from tests.effects.simulated import observed
 from tests.effects.tables import CONTEXTS, KEY_FILES, LOADED, OF_TEXT, SERVED, SIMULATED, TESTED
+from tests.extras.cluster.fakes import key_file
 from tests.sources import parse
 
 ROOT = Path(__file__).parents[2]

@@ -22,9 +22,9 @@ from streamserve.cli.keys import keys
 from streamserve.cli.profile import profile
 from streamserve.cli.serve import serve
 from streamserve.cli.version import show, version
-from streamserve.cli.worker import worker
 from streamserve.extras.batches.command import batch
 from streamserve.extras.bench.cli import bench
+from streamserve.extras.cluster.command import worker
 from streamserve.extras.models.command import models
 
 app = typer.Typer(
