@@ -128,7 +128,8 @@ TESTED: dict[str, str] = {
     "max_lora_rank": "execution/test_lora.py::test_limits_on_number_rank_and_bytes",
     "max_lora_bytes": "execution/test_lora.py::test_limits_on_number_rank_and_bytes",
     "max_workers": "test_scaling.py::test_workers_are_added_and_removed_while_serving",
-    "launcher": "extras/cluster/test_join.py::test_workers_start_on_machines_that_join_and_stop_with_the_head",
+    "launcher": "extras/cluster/test_join.py::"
+    "test_workers_start_on_machines_that_join_and_stop_with_the_head",
     "fork_workers": "test_forked_workers.py::test_a_forked_worker_is_like_a_started_one",
     "listen": "extras/cluster/test_join.py::test_an_address_in_use_is_an_error_that_names_it",
     "join_key": "extras/cluster/test_join.py::test_without_a_key_nothing_is_said_beyond_the_handshake",

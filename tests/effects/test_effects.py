@@ -135,7 +135,8 @@ def test_everything_that_the_api_is_given_is_used() -> None:
     """Each field of ApiSettings is read somewhere in the package."""
     read = {
         node.attr
-        for file in (ROOT / "src/streamserve/api").rglob("*.py")
+        for folder in ("api", "extras")
+        for file in (ROOT / "src/streamserve" / folder).rglob("*.py")
         for node in ast.walk(parse(file))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name | ast.Attribute)
