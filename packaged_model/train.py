@@ -33,16 +33,16 @@ stages, in order (each is skipped over or resumed when its files exist in the wo
   card      write MODEL_CARD.md from what was measured
 
 examples:
-  everything, one command:      python scripts/train_embedded.py
-  a quick look, five minutes:   python scripts/train_embedded.py --minutes 3 --draft-minutes 1 \\
+  everything, one command:      python packaged_model/train.py
+  a quick look, five minutes:   python packaged_model/train.py --minutes 3 --draft-minutes 1 \\
                                     --tokens 2000000 --work build/quick --out build/quick/out
   stopped? the same command goes on from the last checkpoint.
-  train a finished target on:   python scripts/train_embedded.py --stage target --minutes 240
+  train a finished target on:   python packaged_model/train.py --stage target --minutes 240
                                 (a larger budget than before: the rate rises to where the longer schedule
                                 stands and falls to zero again), then --stage draft --fresh and --stage export
-  train the shipped target on:  python scripts/train_embedded.py --start src/streamserve/embedded --seed 2
+  train the shipped target on:  python packaged_model/train.py --start src/streamserve/embedded --seed 2
                                 (new chats; its tokenizer and weights are taken over)
-  measure only:                 python scripts/train_embedded.py --evaluate --count 100
+  measure only:                 python packaged_model/train.py --evaluate --count 100
 """
 
 
