@@ -299,7 +299,7 @@ def serve() -> None:
         return
     importlib.import_module("streamserve.cli.run_server")
     importlib.import_module("streamserve.cli.run_draft_service")
-    importlib.import_module("streamserve.cli.run_worker")
+    importlib.import_module("streamserve.extras.cluster.run_worker")
     importlib.import_module("streamserve.llm.llm")
     if kind == "torch":
         importlib.import_module("torch")

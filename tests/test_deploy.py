@@ -21,8 +21,8 @@ from streamserve.settings.cluster import resolve_join
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from tests.api.reports import REPORT
-from tests.cluster.fakes import key_file
 from tests.deploying import DEPLOY, KUBERNETES, KUBERNETES_VERSION, documents, named, options
+from tests.extras.cluster.fakes import key_file
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

@@ -28,7 +28,6 @@ ALLOWED: dict[str, set[str]] = {
     "hub": {"gguf", "protocol"},
     "text": {"contracts", "gguf", "protocol"},
     "fleet": {"contracts", "scheduling", "protocol", "system"},
-    "cluster": {"fleet", "protocol", "system"},
     "transfer": {"contracts", "protocol", "system"},
     "draft_service": {"system", "contracts", "speculation", "protocol"},
     "workers": {
@@ -46,25 +45,41 @@ ALLOWED: dict[str, set[str]] = {
     "simulate": {"baselines", "contracts", "fleet", "engine", "speculation", "protocol"},
     "api": {"contracts", "fleet", "text", "protocol", "system"},
     "settings": {"baselines", "contracts", "fleet", "gguf", "hub", "protocol", "system"},
-    "llm": {"baselines", "cluster", "settings", "fleet", "text", "protocol", "system"},
+    "llm": {"baselines", "settings", "fleet", "text", "protocol", "system"},
     "cli": {
         "api",
-        "bench",
-        "cluster",
         "draft_service",
         "execution",
         "fleet",
-        "hub",
         "llm",
         "settings",
-        "text",
         "protocol",
         "system",
     },
-    "bench": set(),
     "embedded": set(),
+    "extras.anthropic": {"api", "protocol", "text"},
+    "extras.batches": {"api", "cli", "llm", "protocol", "settings"},
+    "extras.bench": {"cli", "settings"},
+    "extras.cluster": {"cli", "fleet", "llm", "protocol", "settings", "system"},
+    "extras.models": {"cli", "execution", "hub", "protocol", "settings", "text"},
+    "extras.nixl": {"contracts", "protocol", "system", "transfer"},
+    "extras.pooling": {"api", "contracts", "protocol", "text"},
+    "extras.responses": {"api", "protocol", "text"},
+    "extras.web_page": {"api", "protocol"},
 }
-"""The packages that each package may import. All may import the top-level package (the version)."""
+"""The packages that each package may import. All may import the top-level package (the version).
+
+Each optional part is a package by itself. No rule names one: see COMPOSITION_ROOTS.
+"""
+
+COMPOSITION_ROOTS: dict[str, set[str]] = {
+    "api/app.py": {"anthropic", "batches", "pooling", "responses", "web_page"},
+    "cli/main.py": {"batches", "bench", "cluster", "models"},
+    "llm/launchers.py": {"cluster"},
+    "workers/kv_ports.py": {"nixl"},
+}
+"""The only files outside `extras` that import optional parts, and which parts: they are what a server, a
+command or a worker is composed of."""
 
 PURE_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserve"}
 
@@ -94,14 +109,15 @@ def imported_names(file: Path) -> set[str]:
 
 
 def files(package: str) -> list[Path]:
-    paths = sorted((SOURCE / package).rglob("*.py"))
+    paths = sorted((SOURCE / package.replace(".", "/")).rglob("*.py"))
     assert paths, f"there is no package {package}"
     return paths
 
 
 def test_every_package_has_a_rule() -> None:
     packages = {folder.name for folder in SOURCE.iterdir() if list(folder.glob("*.py"))}
-    assert packages == set(ALLOWED)
+    optional = {f"extras.{part.name}" for part in (SOURCE / "extras").iterdir() if list(part.glob("*.py"))}
+    assert packages - {"extras"} | optional == set(ALLOWED)
 
 
 def test_rules_name_whole_packages_and_have_no_circle() -> None:
@@ -111,14 +127,32 @@ def test_rules_name_whole_packages_and_have_no_circle() -> None:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_packages_import_only_what_their_rule_allows(package: str) -> None:
-    allowed = ALLOWED[package] | {package}
     for file in files(package):
+        optional = COMPOSITION_ROOTS.get(str(file.relative_to(SOURCE)), set())
+        allowed = ALLOWED[package] | {package} | {f"extras.{part}" for part in optional}
         for module in imports(file):
             if module.startswith("streamserve."):
                 inside = module.removeprefix("streamserve.")
                 assert any(inside == name or inside.startswith(name + ".") for name in allowed), (
                     f"{file.relative_to(SOURCE)} imports {module}"
                 )
+
+
+def test_only_composition_roots_import_optional_parts() -> None:
+    """A part in `extras` can be deleted together with its line in a composition root."""
+    roots: dict[str, set[str]] = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        path = str(file.relative_to(SOURCE))
+        names = {
+            name.split(".")[2] for name in imported_names(file) if name.startswith("streamserve.extras.")
+        }
+        if names and not path.startswith("extras/"):
+            roots[path] = names
+    assert roots == COMPOSITION_ROOTS
+
+
+def test_no_rule_names_an_optional_part() -> None:
+    assert not {name for allowed in ALLOWED.values() for name in allowed if name.startswith("extras")}
 
 
 def parts(package: str) -> dict[str, set[str]]:
@@ -181,15 +215,21 @@ def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
         "engine",
         "draft_service",
         "fleet",
-        "cluster",
         "api",
         "simulate",
         "text",
-        "bench",
         "gguf",
         "hub",
         "llm",
         "settings",
+        "extras.anthropic",
+        "extras.batches",
+        "extras.bench",
+        "extras.cluster",
+        "extras.models",
+        "extras.pooling",
+        "extras.responses",
+        "extras.web_page",
     ],
 )
 def test_packages_without_torch(package: str) -> None:
@@ -275,3 +315,11 @@ def test_no_two_classes_have_the_same_name() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_the_load_client_can_be_used_alone() -> None:
+    """Only its command imports other packages: a measurement shares no code with the measured server."""
+    for file in files("extras.bench"):
+        if file.stem != "cli":
+            own = {name for name in imports(file) if name.startswith("streamserve.")}
+            assert all(f"{name}.".startswith("streamserve.extras.bench.") for name in own), file

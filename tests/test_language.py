@@ -50,7 +50,7 @@ REPLACED = {
 
 ALLOWED = {
     "src/streamserve/embedded": "the packaged model's vocabulary",
-    "scripts/embedded_data": "texts that the packaged model is trained on",
+    "packaged_model/embedded_data": "texts that the packaged model is trained on",
     "tests/test_language.py": "the list itself",
 }
 """Files and folders in which any word is right, and why."""

@@ -45,16 +45,23 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "simulate": ("tests/simulate", "tests/fleet", "tests/combinations", "tests/effects"),
     "draft_service": ("tests/draft_service", "tests/test_draft_service.py"),
-    "api": ("tests/api",),
+    "api": (
+        "tests/api",
+        "tests/extras/anthropic",
+        "tests/extras/batches",
+        "tests/extras/responses",
+        "tests/extras/web_page",
+    ),
     "pairs": (
         "tests/test_pairs.py",
         "tests/test_pairs_mixed.py",
         "tests/test_pairs_widths.py",
         "tests/test_lifecycle_events.py",
         "tests/transfer",
+        "tests/extras/nixl",
     ),
     "fuzz": ("tests/fuzz", "tests/exhaustion", "tests/campaigns"),
-    "clients": ("tests/compat", "tests/bench", "tests/benchmarks", "tests/embedded"),
+    "clients": ("tests/compat", "tests/extras/bench", "tests/benchmarks", "tests/embedded"),
 }
 """Test files by part; the others are the part "rest"."""
 PAGES = "tests/docs"

@@ -28,8 +28,8 @@ from benchmarks.options import parse, pick
 from benchmarks.overhead.fleet_scale import READY, REPORT
 from benchmarks.papers.star_hosts import key_pair
 from benchmarks.report import SIMULATED, table, write
-from streamserve.cluster.agent import Agent, AgentConfig
-from streamserve.cluster.launcher import JoinConfig, JoinLauncher
+from streamserve.extras.cluster.agent import Agent, AgentConfig
+from streamserve.extras.cluster.launcher import JoinConfig, JoinLauncher
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Heartbeat, Open, WorkerLost
 from streamserve.fleet.runtime import FleetRuntime

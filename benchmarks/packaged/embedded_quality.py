@@ -28,7 +28,7 @@ from streamserve.execution.compute.noise import gumbel
 from streamserve.llm.llm import RequestOutput
 from streamserve.protocol.grammar import Grammar
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "packaged_model"))
 from embedded_data import FAMILIES
 from embedded_data.checks import score
 from embedded_data.records import schema_of

@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.options import parse
 from benchmarks.papers.pairs_live import transfer
 from benchmarks.report import table, write
-from tests.cluster.machines import machines
-from tests.cluster.namespaces import Namespaces
+from tests.extras.cluster.machines import machines
+from tests.extras.cluster.namespaces import Namespaces
 
 RATES = ("not limited", "10gbit", "1gbit")
 LEASE = 10.0

@@ -1,5 +1,5 @@
 """Every fault of a machine at every lifecycle event, several times: the time until all answers were there
-and the pair was ready again. See tests/cluster/machine_faults.py; needs root.
+and the pair was ready again. See tests/extras/cluster/machine_faults.py; needs root.
 
     python -m benchmarks.robustness.machine_faults --rounds 5
     python -m benchmarks.robustness.machine_faults --rounds 5 --launched ray     kills Ray nodes
@@ -17,7 +17,7 @@ from benchmarks.options import parse, pick, results_folder
 from benchmarks.report import SIMULATED, commit, table, write
 from tests.campaigns.drive import attempt
 from tests.campaigns.machine_faults import CASES, case, open_campaign, ray_case
-from tests.cluster.machine_faults import (
+from tests.extras.cluster.machine_faults import (
     EVENTS,
     FAULT_SECONDS,
     FAULTS,

@@ -47,7 +47,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.checkpoints import packaged_draft
 from streamserve.speculation.controller import MeasuredStep, Round, Speculation, SpeculationBatch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "packaged_model"))
 from embedded_data import FAMILIES
 
 CACHE = Path(__file__).parents[2] / "build" / "speculation"

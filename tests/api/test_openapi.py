@@ -7,9 +7,9 @@ import pytest
 
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.ops.docs import GROUPS
 from streamserve.api.ops.openapi import component_schemas
 from streamserve.api.routes import Operation
+from streamserve.extras.web_page.docs import GROUPS
 from tests.api.routes import OF_VECTORS
 from tests.api.serving import Served
 
@@ -66,7 +66,7 @@ def test_the_examples_work(server: Served, description: Any) -> None:
             example = operations["post"]["requestBody"]["content"]["application/json"]["examples"]["request"]
             if path in OF_VECTORS:
                 assert "--task" in server.post(path, **example["value"]).json()["error"]["message"]
-                continue  # the model generates: tests/test_embeddings.py
+                continue  # the model generates: tests/extras/pooling/test_embeddings.py
             if path in ("/v1/streams/{name}/answer", "/v1/batches"):
                 continue  # does not end before the prompt is finished; needs a file: test_batches.py
             if path.endswith("_lora_adapter"):

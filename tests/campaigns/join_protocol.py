@@ -19,8 +19,8 @@ from streamserve.protocol.cluster import (
 )
 from streamserve.protocol.curve import parse_endpoint
 from tests.campaigns.outcome import DEATH, WRONG_TEXT, Outcome, TrialFailure
-from tests.cluster.asking import ask, peer, until
-from tests.cluster.fakes import Cluster, cluster
+from tests.extras.cluster.asking import ask, peer, until
+from tests.extras.cluster.fakes import Cluster, cluster
 from tests.fuzz.zmtp import BODIES, INVALID_OPENINGS, handshakes
 
 MESSAGES = 150

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.outcome import UNAVAILABLE, WRONG_TEXT, Outcome
-from tests.cluster.machine_faults import (
+from tests.extras.cluster.machine_faults import (
     EVENTS,
     FAULTS,
     RAY_FAULTS,
@@ -20,8 +20,8 @@ from tests.cluster.machine_faults import (
     MachineFaults,
     machine_faults,
 )
-from tests.cluster.namespaces import why_no_wire
-from tests.cluster.ray_machines import why_no_ray
+from tests.extras.cluster.namespaces import why_no_wire
+from tests.extras.cluster.ray_machines import why_no_ray
 
 CASES = len(EVENTS) * len(FAULTS)
 

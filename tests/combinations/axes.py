@@ -21,8 +21,8 @@ from streamserve.protocol.config import Order
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from streamserve.system.nixl import nixl_package
-from tests.cluster.fakes import key_file
 from tests.combinations.covering import Row, draw
+from tests.extras.cluster.fakes import key_file
 from tests.simulate.settings_fuzz import ADAPTERS
 
 SIMULATED, LIVE = ("simulated",), ("live",)

@@ -13,7 +13,7 @@ import msgspec
 
 from tests.sources import parse
 
-PACKAGES = "streamserve|tests|benchmarks|scripts|examples"
+PACKAGES = "streamserve|tests|benchmarks|scripts|packaged_model|examples"
 DOTTED = re.compile(rf"(?:{PACKAGES})(?:\.\w+)+")
 IMPORTED = re.compile(rf"\bfrom\s+((?:{PACKAGES})[\w.]*)\s+import\s+\(?([\w,\s]+)")
 STARTED = re.compile(r"-m ((?:streamserve|tests|benchmarks)[\w.]*)")

@@ -19,10 +19,10 @@ from tests.dependencies.references import COMMAND, References, references
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "dependencies.json"
-FOLDERS = ("src", "tests", "benchmarks", "examples", "scripts", "docs", "deploy", "dist")
+FOLDERS = ("src", "tests", "benchmarks", "examples", "scripts", "packaged_model", "docs", "deploy", "dist")
 """The folders that are read, in addition to the files at the top. `dist` has the wheel that tests install."""
-ROOTS = ("src/", "", "scripts/")
-"""Where imports are looked up; scripts are run from their folder."""
+ROOTS = ("src/", "", "packaged_model/")
+"""Where imports are looked up; the trainer of the packaged model is run from its folder."""
 RESULTS = ("tests/results", "benchmarks/results", "tests/durations.json")
 """What runs write. No result depends on another one: only tests of pages read them."""
 SHOWS_RESULTS = ("benchmarks/figures", "tests/docs")

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from streamserve.api.anthropic.other_fields import OTHER_IN_MESSAGES
-from streamserve.api.anthropic.schemas import MessagesRequest
-from streamserve.api.openai.other_fields import OTHER_IN_CHATS, OTHER_IN_COMPLETIONS, OTHER_IN_RESPONSES
-from streamserve.api.openai.response_schemas import ResponseRequest
+from streamserve.api.openai.other_fields import OTHER_IN_CHATS, OTHER_IN_COMPLETIONS
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
+from streamserve.extras.anthropic.other_fields import OTHER_IN_MESSAGES
+from streamserve.extras.anthropic.schemas import MessagesRequest
+from streamserve.extras.responses.other_fields import OTHER_IN_RESPONSES
+from streamserve.extras.responses.response_schemas import ResponseRequest
 
 ROUTES = {
     "completions": (CompletionRequest, OTHER_IN_COMPLETIONS),

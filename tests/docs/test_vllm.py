@@ -5,7 +5,8 @@ import re
 import msgspec
 import pytest
 
-from streamserve.api.openai import replies, response_schemas
+from streamserve.api.openai import replies
+from streamserve.extras.responses import response_schemas
 from tests.docs.fields import CLASSES, ROUTES, fields_of
 from tests.docs.pages import DOCS, ROOT
 from tests.docs.vllm_fields import EVENTS, REPLIES, REQUESTS
@@ -59,7 +60,10 @@ def test_every_reply_field_of_vllm_is_there_or_in_the_table(part: str) -> None:
 
 
 def test_every_event_of_vllm_is_there_or_in_the_table() -> None:
-    sources = "".join(file.read_text() for file in (ROOT / "src/streamserve/api/openai").glob("*.py"))
+    folders = (
+        ROOT / "src/streamserve" / name for name in ("api/openai", "extras/responses", "extras/pooling")
+    )
+    sources = "".join(file.read_text() for folder in folders for file in folder.glob("*.py"))
     listed = {field for field, where in ABSENT_ROWS if where == "events"}
     missing = {event for event in EVENTS if f'"{event}"' not in sources}
     assert missing == listed | {"response.completed"}

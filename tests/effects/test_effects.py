@@ -24,10 +24,10 @@ from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.effects import NEEDS
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve
-from tests.cluster.fakes import key_file
 from tests.conftest import Scale
 from tests.effects.simulated import observed
 from tests.effects.tables import CONTEXTS, KEY_FILES, LOADED, OF_TEXT, SERVED, SIMULATED, TESTED
+from tests.extras.cluster.fakes import key_file
 from tests.sources import parse
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +149,9 @@ def read_from(name: str, *files: Path) -> set[str]:
 def test_every_setting_of_the_api_is_used() -> None:
     """The API, or the server of its connections, reads each of its settings."""
     package = ROOT / "src/streamserve"
-    of_api = read_from("settings", *(package / "api").rglob("*.py"))
+    of_api = read_from(
+        "settings", *(file for part in ("api", "extras") for file in (package / part).rglob("*.py"))
+    )
     own = set(ApiSettings.__struct_fields__) - set(ServerConfig.__struct_fields__)
     assert own <= of_api
     assert set(SERVED) <= of_api | read_from("server", package / "cli/serving.py")

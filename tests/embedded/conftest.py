@@ -1,4 +1,4 @@
-"""Makes the training packages in ``scripts`` importable, and keeps the tests small."""
+"""Makes the training packages in `packaged_model` importable, and keeps the tests small."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packaged_model"))
 
 
 @pytest.fixture(autouse=True)

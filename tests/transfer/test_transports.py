@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from streamserve.contracts.transport import Landed, TransferError
+from streamserve.extras.nixl.nixl import SUSPECT_SECONDS, NixlTransport
+from streamserve.extras.nixl.nixl_memory import NixlMemory
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.system.nixl import NIXL_MISSING, nixl_package
-from streamserve.transfer.nixl import SUSPECT_SECONDS, NixlTransport
-from streamserve.transfer.nixl_memory import NixlMemory
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 
@@ -71,7 +71,7 @@ def receiving(kind: str) -> Iterator[tuple[torch.Tensor, CacheAddress]]:
 RECEIVER = f"""
 import sys
 from msgspec.json import encode
-from streamserve.transfer.nixl_memory import NixlMemory
+from streamserve.extras.nixl.nixl_memory import NixlMemory
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory
 memory = NixlMemory() if sys.argv[1] == "nixl" else SharedMemory()

@@ -11,8 +11,6 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, WebSocketRoute
 
-from streamserve.api.anthropic.messages import MESSAGE_ROUTES
-from streamserve.api.batches.routes import BATCH_ROUTES, BatchContext, batch_context
 from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
@@ -29,28 +27,42 @@ from streamserve.api.metrics.pool_metrics import PoolMetrics
 from streamserve.api.model_table import ModelEntry, ModelTable, Pool
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
-from streamserve.api.openai.embeddings import EMBEDDING_ROUTES
-from streamserve.api.openai.rerank import RERANK_ROUTES
-from streamserve.api.openai.responses import RESPONSE_ROUTES
-from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
 from streamserve.api.ops.adapters import ADAPTER_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
-from streamserve.api.ops.docs import DOCS_ROUTES, Document
 from streamserve.api.ops.health import HEALTH_ROUTES
 from streamserve.api.ops.loop_lag import measure_lag
 from streamserve.api.ops.models import MODEL_ROUTES
-from streamserve.api.ops.openapi import openapi_document
-from streamserve.api.ops.page import PAGE_ROUTES
+from streamserve.api.ops.openapi import OPENAPI_ROUTES, Document, openapi_document
 from streamserve.api.ops.routing import ROUTING_ROUTES
 from streamserve.api.prompt_streams.context import stream_context
 from streamserve.api.prompt_streams.routes import STREAM_ROUTES
 from streamserve.api.prompt_streams.socket import socket
-from streamserve.api.response_store import ResponseStore
-from streamserve.api.routes import BoundRoute, bound
+from streamserve.api.routes import BoundRoute, Route, bound
 from streamserve.api.settings import ApiSettings
 from streamserve.api.unsupported_routes import unsupported_endpoints
+from streamserve.extras.anthropic.errors import ANTHROPIC_FORMAT
+from streamserve.extras.anthropic.messages import MESSAGE_ROUTES
+from streamserve.extras.batches.routes import BATCH_ROUTES, BatchContext, batch_context
+from streamserve.extras.pooling.embeddings import EMBEDDING_ROUTES
+from streamserve.extras.pooling.rerank import RERANK_ROUTES
+from streamserve.extras.responses.context import response_context
+from streamserve.extras.responses.responses import RESPONSE_ROUTES
+from streamserve.extras.responses.stored_responses import STORED_RESPONSE_ROUTES
+from streamserve.extras.web_page.docs import DOCS_ROUTES
+from streamserve.extras.web_page.page import PAGE_ROUTES
 from streamserve.protocol.sampling import SamplingParams
+
+OPTIONAL_ROUTES: tuple[Route[AppContext], ...] = (
+    *MESSAGE_ROUTES,
+    *EMBEDDING_ROUTES,
+    *RERANK_ROUTES,
+    *PAGE_ROUTES,
+)
+"""Routes of optional parts. Without any of them, the others work as before."""
+
+ERROR_FORMATS = (ANTHROPIC_FORMAT,)
+"""Formats of errors of optional parts. Errors of all other paths have OpenAI's."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +102,10 @@ def create_app_on_demand(models: Mapping[str, OnDemand], pool: BudgetedPool) -> 
 
 def _application(context: AppContext) -> Starlette:
     """Build the application of a context."""
-    batches = batch_context(context)
+    generation = generation_endpoints(context)
+    batches = batch_context(context, generation)
     app = Starlette(
-        routes=_router_entries(context, batches),
+        routes=_router_entries(context, generation, batches),
         middleware=_middleware(context),
         exception_handlers=ERROR_HANDLERS,
         lifespan=partial(_lifespan, context, batches),
@@ -120,18 +133,22 @@ def _context(models: ModelTable) -> AppContext:
     """Return the context of all routes. The server's settings are the default model's."""
     default = next(iter(models.entries.values()))
     settings = default.settings
-    stored = ResponseStore(
-        settings.max_stored_responses, settings.max_stored_response_bytes, settings.stored_response_ttl
-    )
     context = AppContext(
         models,
         default,
         MemoryAccount(settings.max_memory_bytes),
         client_descriptors(settings.worker_bound),
-        stored,
     )
     default.metrics.memory.set_function(lambda: context.memory.held)
     return context
+
+
+def generation_endpoints(context: AppContext) -> list[BoundRoute]:
+    """Return the endpoints of OpenAI's API that generate text. Requests of batches may use them, too."""
+    return [
+        *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
+        *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES), response_context(context)),
+    ]
 
 
 @asynccontextmanager
@@ -149,22 +166,24 @@ async def _lifespan(context: AppContext, batches: BatchContext, app: Starlette) 
             await batches.service.close()
 
 
-def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRoute]:
+def _router_entries(
+    context: AppContext, generation: list[BoundRoute], batches: BatchContext
+) -> list[BaseRoute]:
     """Return all routes. The first one that matches a request serves it."""
     streams = stream_context(context)
     endpoints: list[BoundRoute] = [
-        *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
-        *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES), context),
-        *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES, *ADAPTER_ROUTES), context),
+        *generation,
+        *bound(OPTIONAL_ROUTES, context),
+        *bound(ADAPTER_ROUTES, context),
         *bound(STREAM_ROUTES, streams),
         *bound(BATCH_ROUTES, batches),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
-        *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *PAGE_ROUTES), context),
+        *bound((*HEALTH_ROUTES, *ADMIN_ROUTES), context),
     ]
     document: Document = cache(
         lambda: openapi_document((endpoint.route for endpoint in endpoints), context.settings.strict_fields)
     )
-    endpoints += bound(DOCS_ROUTES, document)
+    endpoints += bound((*DOCS_ROUTES, *OPENAPI_ROUTES), document)
     endpoints += unsupported_endpoints()
     entries = [endpoint.router_entry() for endpoint in endpoints]
     return [WebSocketRoute("/v1/streams/ws", partial(socket, streams)), *entries]
@@ -174,7 +193,7 @@ def _middleware(context: AppContext) -> list[Middleware]:
     """Return the middleware, in the order in which a request passes it."""
     settings = context.settings
     return [
-        Middleware(RequestIds),
+        Middleware(RequestIds, formats=ERROR_FORMATS),
         Middleware(CORS, origins=settings.cors_origin, local_only=settings.local_only),
         Middleware(
             Authentication,

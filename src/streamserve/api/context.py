@@ -11,7 +11,6 @@ from streamserve.api.http.memory import MemoryAccount
 from streamserve.api.http.side_thread import SideThread
 from streamserve.api.metrics.metrics import Metrics
 from streamserve.api.model_table import ModelEntry, ModelTable
-from streamserve.api.response_store import ResponseStore
 from streamserve.api.settings import ApiSettings
 
 
@@ -23,14 +22,12 @@ class AppContext:
     - `side_thread`: runs work that takes more than a few milliseconds.
     - `grammar_thread`: converts grammars. Each may take a second; in a separate thread, they delay only each
       other.
-    - `stored`: responses that are kept.
     """
 
     models: ModelTable
     model: ModelEntry
     memory: MemoryAccount
     descriptors: Descriptors = field(default_factory=client_descriptors)
-    stored: ResponseStore = field(default_factory=ResponseStore)
     drain: RequestGate = field(default_factory=RequestGate)
     side_thread: SideThread = field(default_factory=SideThread)
     grammar_thread: SideThread = field(default_factory=SideThread)

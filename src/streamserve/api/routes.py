@@ -26,7 +26,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Operation:
     """The description of a route for the OpenAPI document: its summary, request and responses.
 
-    - `event`: the type of its stream events; `error`: the type of its errors.
+    - `event`: the type of its stream events; `error`: the type of its errors; `statuses`: their statuses
+      instead of this server's.
     - `others`: how fields are treated that `request` does not have.
     - `parameters`: headers and query parameters.
     - `reply`: the type of the reply; None: the reply is text of the type `media`, or empty if `media` is "".
@@ -40,6 +41,7 @@ class Operation:
     description: str = ""
     event: type[msgspec.Struct] | None = None
     error: type[msgspec.Struct] = ErrorBody
+    statuses: Mapping[int, int] = field(default_factory=dict)
     others: OtherFields = STRICT
     example: Mapping[str, Any] | None = None
     media: str = JSON

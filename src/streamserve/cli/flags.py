@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from streamserve.bench.errors import BenchError
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.settings.commands import Use
 from streamserve.settings.options import Option, Settings, SettingsError
@@ -110,7 +109,7 @@ def exit_on_error() -> Iterator[None]:
     """Turn errors for the user into one line and an exit status. Raises SystemExit."""
     try:
         yield
-    except (SettingsError, CheckpointError, BenchError) as error:
+    except (SettingsError, CheckpointError) as error:
         raise SystemExit(_print_error(error, 2)) from error
     except (StartError, FleetError, RequestError, OSError) as error:
         raise SystemExit(_print_error(error, 1)) from error

@@ -12,8 +12,6 @@ from typing import Annotated
 
 import typer
 
-from streamserve.cli.batch import batch
-from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
 from streamserve.cli.doctor import doctor
 from streamserve.cli.draft import draft
@@ -21,11 +19,13 @@ from streamserve.cli.early_signals import end_on_signals
 from streamserve.cli.generate import generate
 from streamserve.cli.help import GroupedCommand
 from streamserve.cli.keys import keys
-from streamserve.cli.models import models
 from streamserve.cli.profile import profile
 from streamserve.cli.serve import serve
 from streamserve.cli.version import show, version
-from streamserve.cli.worker import worker
+from streamserve.extras.batches.command import batch
+from streamserve.extras.bench.cli import bench
+from streamserve.extras.cluster.command import worker
+from streamserve.extras.models.command import models
 
 app = typer.Typer(
     no_args_is_help=True,

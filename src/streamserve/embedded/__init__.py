@@ -25,6 +25,6 @@ def path(name: str) -> Path:
     folder = Path(__file__).resolve().parent / _FOLDERS[name]
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(
-            f"the files of {name!r} are missing from {folder}: create them with scripts/train_embedded.py"
+            f"the files of {name!r} are missing from {folder}: create them with packaged_model/train.py"
         )
     return folder

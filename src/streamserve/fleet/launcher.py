@@ -3,8 +3,8 @@
     FleetDriver ── start(config) ─▶ Launcher ── Launched: watch, stop, kill, beat ─▶ one started worker
                 ◀─ send, receive ─▶
 
-`local_launcher` starts child processes on this machine, `cluster/launcher.py` workers on other machines. Only
-the fleet decides what the loss of a worker means.
+`local_launcher` starts child processes on this machine, `extras/cluster/launcher.py` workers on other
+machines. Only the fleet decides what the loss of a worker means.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -27,8 +27,9 @@ from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.view import RouterView, router_view
 from streamserve.fleet.worker_state import Topology, role
 from streamserve.llm.adapters import ServedAdapters
-from streamserve.llm.cluster import kv_network, make_launcher
 from streamserve.llm.items import Item, read_items
+from streamserve.llm.kv_network import kv_network
+from streamserve.llm.launchers import make_launcher
 from streamserve.llm.prompt_stream import LocalPromptStream
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model

@@ -18,8 +18,8 @@ NEW_KEY = "create one with `streamserve keys new FILE`"
 
 @dataclass(frozen=True)
 class JoinSettings:
-    """How `streamserve worker` joins a head. Equals AgentConfig of cluster/agent.py, without an import of the
-    cluster package."""
+    """How `streamserve worker` joins a head. Equals AgentConfig of extras/cluster/agent.py, without an import
+    of an optional part."""
 
     head: Endpoint
     head_key: bytes

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from streamserve.contracts.transport import TransferError
 from streamserve.execution.backends.cuda.landing import KVLanding
+from streamserve.extras.nixl.nixl import NixlTransport
+from streamserve.extras.nixl.nixl_memory import Fence, NixlMemory
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.gate import BlockGate
 from streamserve.transfer.network import NetworkTransport
 from streamserve.transfer.network_memory import NetworkMemory
-from streamserve.transfer.nixl import NixlTransport
-from streamserve.transfer.nixl_memory import Fence, NixlMemory
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 

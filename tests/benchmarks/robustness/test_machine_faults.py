@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.robustness import machine_faults
 from tests.benchmarks.conftest import Smoke
-from tests.cluster.namespaces import why_no_wire
 from tests.conftest import Scale
+from tests.extras.cluster.namespaces import why_no_wire
 
 
 def test_a_smoke_run(smoke: Smoke, scale: Scale) -> None:

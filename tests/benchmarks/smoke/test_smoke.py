@@ -18,8 +18,8 @@ from benchmarks.robustness.hostile import server
 from streamserve import embedded
 from tests.benchmarks.conftest import Smoke
 from tests.benchmarks.smoke.runs import COMMAND_LINE_ONLY, IN_PROCESS, LONG, WITH_NAMESPACES
-from tests.cluster.namespaces import why_no_wire, why_not_permitted
 from tests.conftest import Scale
+from tests.extras.cluster.namespaces import why_no_wire, why_not_permitted
 
 
 def check(smoke: Smoke, command: str, begins: str) -> None:

@@ -12,10 +12,10 @@ import psutil
 from starlette.applications import Starlette
 
 from streamserve.api.app import create_app
-from streamserve.api.batches.folder import FolderError
 from streamserve.api.http.connection import Timeouts
 from streamserve.api.http.server import BindError, bind, serve
 from streamserve.cli.serving import api_settings, is_loopback
+from streamserve.extras.batches.folder import FolderError
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import CheckpointError, StartError
 from streamserve.protocol.reports import Report

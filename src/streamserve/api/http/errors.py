@@ -1,5 +1,5 @@
-"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}. Routes of Anthropic's API have
-its format."""
+"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}, or in the format of the path's
+API."""
 
 import logging
 import math
@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler, Scope
 
-from streamserve.api.http.anthropic_errors import anthropic_body, anthropic_status, is_anthropic
+from streamserve.api.http.error_format import format_of
 from streamserve.protocol.errors import RequestError
 from streamserve.text.prompt_chunks import StaleVersionError
 
@@ -74,11 +74,8 @@ def error_headers(error: RequestError) -> dict[str, str]:
 def error_response(error: RequestError, scope: Scope) -> Response:
     """Build a complete response from `error`, in the format of the path in `scope`."""
     status, body = error.status, error_body(error)
-    if is_anthropic(scope["path"]):
-        status, body = (
-            anthropic_status(error.status),
-            anthropic_body(error, scope.get("state", {}).get("request_id", "")),
-        )
+    if format := format_of(scope):
+        status, body = format.status(status), format.encode(error, scope["state"].get("request_id", ""))
     return Response(body, status, error_headers(error), "application/json")
 
 

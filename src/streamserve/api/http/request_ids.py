@@ -4,15 +4,15 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamserve.api.http.anthropic_errors import is_anthropic
+from streamserve.api.http.error_format import ErrorFormat, choose_format
 from streamserve.system.logs import ACCESS, REQUEST_ID
 
 HEADER = "X-Request-Id"
-ANTHROPIC_HEADER = "request-id"
 _VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _MAX_PATH = 256
 
@@ -23,13 +23,15 @@ class RequestIds:
     """Middleware that assigns each request its id, and logs it at its end if the access log is enabled.
 
     A client's id has 1 to 128 letters, digits and ._:- and begins with a letter or digit; others are
-    replaced.
+    replaced. It also chooses a request's error format from `formats`: later middleware may refuse it.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, formats: Sequence[ErrorFormat] = ()) -> None:
         self._app = app
+        self._formats = formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        format = choose_format(scope, self._formats) if scope["type"] in ("http", "websocket") else None
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -43,8 +45,8 @@ class RequestIds:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = request_id
-                if is_anthropic(scope["path"]):
-                    headers[ANTHROPIC_HEADER] = request_id
+                if format:
+                    headers[format.id_header] = request_id
             await send(message)
 
         scope.setdefault("state", {})["request_id"] = request_id

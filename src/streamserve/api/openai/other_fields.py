@@ -13,10 +13,21 @@ from typing import Any
 import msgspec
 
 from streamserve.api.http.ignored_fields import OtherFields, Values
-from streamserve.api.openai.response_schemas import ResponseRequest
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
 
-_REFUSED: Values = {
+OBEYED_IN_RESPONSES: Values = {
+    "include": ([],),
+    "input": (),
+    "instructions": (),
+    "max_output_tokens": (),
+    "parallel_tool_calls": (True,),
+    "previous_response_id": (),
+    "reasoning": (),
+    "text": (),
+}
+"""Fields that only the Responses API obeys, and fields that have another default there."""
+
+REFUSED: Values = {
     "bad_words": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
@@ -51,7 +62,7 @@ _REFUSED: Values = {
     "watermarking": (False,),
     "xtc_probability": (0,),
 }
-_REFUSED_IN_CHATS: Values = {
+REFUSED_IN_CHATS: Values = {
     "audio": (),
     "chat_template": (),
     "documents": ([],),
@@ -62,7 +73,7 @@ _REFUSED_IN_CHATS: Values = {
     "modalities": (["text"],),
     "return_prompt_text": (False,),
 }
-_WITHOUT_EFFECT: Values = {
+WITHOUT_EFFECT: Values = {
     "cache_prompt": (),
     "early_stopping": (False,),
     "guided_decoding_backend": (),
@@ -79,14 +90,14 @@ _WITHOUT_EFFECT: Values = {
     "store": (False,),
     "stream_interval": (1,),
 }
-_WITHOUT_EFFECT_IN_CHATS: Values = {
+WITHOUT_EFFECT_IN_CHATS: Values = {
     "mm_processor_kwargs": ({},),
     "prediction": (),
     "thinking": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_INSTEAD = {
+INSTEAD = {
     "function_call": "tool_choice",
     "functions": "tools",
     "grammar": "guided_grammar",
@@ -102,82 +113,55 @@ _INSTEAD = {
 """What to use instead of a field that is not obeyed."""
 
 
-def _obeyed_elsewhere(kind: type[msgspec.Struct]) -> Values:
+def obeyed_elsewhere(kind: type[msgspec.Struct]) -> Values:
     """Return the fields that `kind` lacks and another route obeys, with their defaults. Fields that are
     accepted without effect are left out."""
-    kinds: tuple[type[msgspec.Struct], ...] = (CompletionRequest, ChatRequest, ResponseRequest)
+    kinds: tuple[type[msgspec.Struct], ...] = (CompletionRequest, ChatRequest)
     fields = [field for other in kinds for field in msgspec.structs.fields(other)]
-    known = {*kind.__struct_fields__, *_WITHOUT_EFFECT, *_WITHOUT_EFFECT_IN_CHATS}
-    return {field.name: _default(field) for field in fields if field.name not in known}
+    known = {*kind.__struct_fields__, *WITHOUT_EFFECT, *WITHOUT_EFFECT_IN_CHATS}
+    values = {**{field.name: default_of(field) for field in fields}, **OBEYED_IN_RESPONSES}
+    return {name: accepted for name, accepted in values.items() if name not in known}
 
 
-def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
+def default_of(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
+    """Return the accepted values of a field that a route does not obey: its default, if there is one."""
     if field.required:
         return ()
     made = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return () if made is None else (msgspec.to_builtins(made),)
 
 
-def _without(values: Values, *names: str) -> Values:
+def without(values: Values, *names: str) -> Values:
+    """Return the values of all fields but those with these `names`."""
     return {known: accepted for known, accepted in values.items() if known not in names}
 
 
 OTHER_IN_COMPLETIONS = OtherFields(
     refused={
-        **_obeyed_elsewhere(CompletionRequest),
-        **_REFUSED,
+        **obeyed_elsewhere(CompletionRequest),
+        **REFUSED,
         "prompt_embeds": (),
         "suffix": ("",),
     },
-    without_effect=_WITHOUT_EFFECT,
-    instead=_INSTEAD,
+    without_effect=WITHOUT_EFFECT,
+    instead=INSTEAD,
 )
 OTHER_IN_CHATS = OtherFields(
     refused={
-        **_without(_obeyed_elsewhere(ChatRequest), "reasoning"),
-        **_REFUSED,
-        **_REFUSED_IN_CHATS,
+        **without(obeyed_elsewhere(ChatRequest), "reasoning"),
+        **REFUSED,
+        **REFUSED_IN_CHATS,
         "prompt_embeds": (),
     },
     without_effect={
-        **_without({**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS}, *ChatRequest.__struct_fields__),
+        **without({**WITHOUT_EFFECT, **WITHOUT_EFFECT_IN_CHATS}, *ChatRequest.__struct_fields__),
         "reasoning": ({}, {"effort": None}),
     },
     instead={
-        **_INSTEAD,
+        **INSTEAD,
         "max_output_tokens": "max_completion_tokens",
         "reasoning": "reasoning_effort",
         "thinking": "enable_thinking",
-    },
-)
-OTHER_IN_RESPONSES = OtherFields(
-    refused={
-        **_without(_obeyed_elsewhere(ResponseRequest), "stream_options"),
-        **_REFUSED,
-        **_REFUSED_IN_CHATS,
-        "background": (False,),
-        "context_management": ([],),
-        "conversation": (),
-        "enable_response_messages": (False,),
-        "moderation": (),
-        "previous_input_messages": (),
-        "previous_response": (),
-        "prompt": (),
-        "truncation": ("disabled",),
-    },
-    without_effect={
-        **_without({**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS}, *ResponseRequest.__struct_fields__),
-        "max_tool_calls": (),
-        "stream_options": ({}, {"include_obfuscation": False}),
-    },
-    instead={
-        **_INSTEAD,
-        "enable_thinking": "chat_template_kwargs",
-        "reasoning_effort": "reasoning.effort",
-        "max_completion_tokens": "max_output_tokens",
-        "max_tokens": "max_output_tokens",
-        "messages": "input",
-        "response_format": "text.format",
     },
 )
 OTHER_IN_STREAMS = OtherFields(

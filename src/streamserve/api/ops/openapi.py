@@ -1,19 +1,22 @@
-"""The OpenAPI document (/openapi.json), derived from the route tables and from the structs that validate
+"""GET /openapi.json: the OpenAPI document, derived from the route tables and from the structs that validate
 requests."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from streamserve import __version__
-from streamserve.api.http.anthropic_errors import OVERLOADED, anthropic_status, is_anthropic
 from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.routes import JSON, OWN, Operation, Route
 
 Schema = dict[str, Any]
+Document = Callable[[], Schema]
+"""Returns the OpenAPI document. It is the context of the routes that show it."""
 
 _REFERENCE = "#/components/schemas/{name}"
 _ERRORS = {
@@ -30,11 +33,18 @@ _ERRORS = {
     504: "The request took longer than request_timeout",
     507: "The batch folder cannot be written, for example because the disk is full",
 }
-_ERRORS[OVERLOADED] = _ERRORS[503]
 _OF_READING = (401, 403, 405, 500)
 _OF_ANSWERING = (400, 401, 403, 404, 405, 409, 413, 429, 500, 503, 504)
 _PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
 _KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it requires keys"}
+
+
+async def openapi(document: Document, request: Request) -> Response:
+    """Return the document."""
+    return Response(msgspec.json.encode(document()), media_type=JSON)
+
+
+OPENAPI_ROUTES: tuple[Route[Document], ...] = (Route("GET", "/openapi.json", openapi, also=("HEAD",)),)
 
 
 def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Schema:
@@ -113,11 +123,10 @@ def _responses(operation: Operation, path: str, strict: bool) -> Schema:
         statuses.add(400)
     if path in PUBLIC_PATHS:
         statuses.discard(401)
-    if is_anthropic(path):
-        statuses = set(map(anthropic_status, statuses))
+    descriptions = {operation.statuses.get(status, status): _ERRORS[status] for status in statuses}
     errors = {
-        str(status): {"description": _ERRORS[status], "content": _content(JSON, _reference(operation.error))}
-        for status in sorted(statuses)
+        str(status): {"description": text, "content": _content(JSON, _reference(operation.error))}
+        for status, text in sorted(descriptions.items())
     }
     others = {
         str(status): {"description": "Not available now", "content": _content(JSON, _reference(kind))}

@@ -1,0 +1,1 @@
+"""Optional parts: only composition roots import them (tests/test_import_rules.py)."""

@@ -1,0 +1,1 @@
+"""`streamserve models`: downloads, lists, shows and writes models."""

@@ -1,0 +1,1 @@
+"""Routes that generate no text: embeddings, scores and rankings of texts."""

@@ -1,0 +1,197 @@
+"""Converts a request of /v1/responses to the equivalent chat request."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from streamserve.api.openai.schemas import ChatRequest, SamplingFields
+from streamserve.api.openai.thinking import checked_effort
+from streamserve.extras.responses.response_schemas import LOGPROBS, ResponseRequest
+from streamserve.protocol.errors import RequestError
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_ITEM_FIELDS = {
+    "message": {"role", "content", "id", "status", "phase"},
+    "function_call": {"call_id", "name", "arguments", "id", "status"},
+    "function_call_output": {"call_id", "output", "id", "status"},
+    "reasoning": {"content", "summary", "id", "status", "encrypted_content"},
+}
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "format.json_schema": "format",
+}
+"""Names of the Responses API for fields that a chat request names differently."""
+
+
+def as_chat(body: ResponseRequest, history: Sequence[dict[str, Any]] = ()) -> ChatRequest:
+    """Convert to a chat request. The items of `history` come before the input.
+
+    Raises RequestError naming the field of the Responses API.
+    """
+    common = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+    logprobs = LOGPROBS in body.include
+    for part in body.include:
+        if part != LOGPROBS:
+            _refuse(f"include: {part!r} is not supported", "include")
+    if body.top_logprobs is not None and not logprobs:
+        raise RequestError(f'top_logprobs needs "{LOGPROBS}" in include', field="top_logprobs")
+    if body.max_output_tokens is not None and body.max_output_tokens < 1:
+        raise RequestError(
+            f"max_output_tokens must be at least 1, got {body.max_output_tokens}", field="max_output_tokens"
+        )
+    fields: dict[str, Any] = {
+        "messages": _messages(body, history),
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": logprobs,
+        "top_logprobs": body.top_logprobs if logprobs else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "reasoning_effort": checked_effort((body.reasoning or {}).get("effort"), "reasoning.effort"),
+        **_format(body),
+        **_tools(body),
+    }
+    return ChatRequest(**common, **fields)
+
+
+def _messages(body: ResponseRequest, history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Convert the items to messages. Reasoning and function calls become parts of the assistant's message."""
+    chat: list[dict[str, Any]] = []
+    if body.instructions is not None:
+        chat.append({"role": "system", "content": body.instructions})
+    items = input_items(body)
+    if not items:
+        raise RequestError("input must hold at least one item", field="input")
+    reasoning = ""
+    for index, item in enumerate([*history, *items], -len(history)):
+        where = f"input[{index}]"
+        kind = _checked_kind(item, where)
+        if kind == "reasoning":
+            reasoning = _reasoning(item, where)
+            continue
+        if kind == "function_call_output":
+            output = _content(item.get("output"), f"{where}.output")
+            chat.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
+        elif kind == "function_call":
+            if reasoning or not chat or chat[-1]["role"] != "assistant":
+                chat.append({"role": "assistant"})
+            chat[-1].setdefault("tool_calls", []).append(_call(item, where))
+        else:
+            chat.append(
+                {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
+            )
+        if reasoning and chat[-1]["role"] == "assistant":
+            chat[-1]["reasoning_content"] = reasoning
+        reasoning = ""
+    return chat
+
+
+def input_items(body: ResponseRequest) -> list[dict[str, Any]]:
+    """Return the input as items."""
+    return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+
+
+def _checked_kind(item: dict[str, Any], where: str) -> str:
+    kind = item.get("type") or "message"
+    if kind == "item_reference":
+        _refuse(f"{where}: references are not supported: send the item itself, or previous_response_id")
+    if not isinstance(kind, str) or kind not in _ITEM_FIELDS:
+        _refuse(f"{where}: items of type {kind!r} are not supported")
+    for name, value in item.items():
+        if name not in {"type", *_ITEM_FIELDS[kind]} and value is not None:
+            _refuse(f"{where}.{name} is not a known field")
+    if not isinstance(item.get("id"), str | None):
+        _refuse(f"{where}.id must be a string")
+    if item.get("encrypted_content") is not None:
+        _refuse(f"{where}.encrypted_content is not supported")
+    return kind
+
+
+def _content(content: Any, where: str) -> Any:
+    """Return a text, or a list of text parts in the format of chats."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        _refuse(f"{where} must be a string or a list of parts")
+    return [{"type": "text", "text": _part(part, where)} for part in content]
+
+
+def _part(part: Any, where: str) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        _refuse(f"{where} must be a string, or a list of parts with a type")
+    if part["type"] not in _TEXT_PARTS:
+        _refuse(f"{where}: parts of type {part['type']!r} are not supported")
+    for name, value in part.items():
+        if name not in ("type", "text", "annotations", "logprobs") and value is not None:
+            _refuse(f"{where}: {name} of a part is not a known field")
+    return _text(part, "text", where)
+
+
+def _reasoning(item: dict[str, Any], where: str) -> str:
+    parts = item.get("content") or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        _refuse(f"{where}.content must be a list of parts")
+    return "".join(_text(part, "text", f"{where}.content") for part in parts)
+
+
+def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
+    function = {"name": _text(item, "name", where), "arguments": _text(item, "arguments", where)}
+    return {"id": _text(item, "call_id", where), "type": "function", "function": function}
+
+
+def _text(item: dict[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        _refuse(f"{where}.{name} must be a string")
+    return value
+
+
+def _refuse(message: str, field: str = "input") -> NoReturn:
+    raise RequestError(message, field=field)
+
+
+def _format(body: ResponseRequest) -> dict[str, Any]:
+    """Convert `text.format` to a chat's response_format."""
+    settings = {name: value for name, value in (body.text or {}).items() if value is not None}
+    for name, value in settings.items():
+        if name != "format" and (name, value) != ("verbosity", "medium"):
+            _refuse(f"text.{name} is not supported", "text")
+    format = settings.get("format", {"type": "text"})
+    if not isinstance(format, dict) or format.get("type") not in ("text", "json_object", "json_schema"):
+        _refuse("text.format must have a type: text, json_object or json_schema", "text")
+    if format == {"type": "text"}:
+        return {}
+    if format["type"] != "json_schema":
+        return {"response_format": format}
+    return {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {name: value for name, value in format.items() if name != "type"},
+        }
+    }
+
+
+def _tools(body: ResponseRequest) -> dict[str, Any]:
+    """Convert function tools and tool_choice to the format of chats."""
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)]
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        if choice.get("type") != "function":
+            _refuse(f"tool_choice: type {choice.get('type')!r} is not supported", "tool_choice")
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    if not tools and choice in (None, "none", "auto"):
+        return {}
+    return {
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+    }
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        _refuse(f"{where}: type {tool.get('type')!r} is not supported, only function is", "tools")
+    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    return {"type": "function", "function": function}
