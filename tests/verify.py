@@ -67,7 +67,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 PAGES = "tests/docs"
 """In no part: pages have figures of the very results that a verification rewrites. `make test` checks
 them."""
-ON_PAIRS = ("tests/api", "tests/test_llm.py", "tests/test_client.py")
+ON_PAIRS = (*GROUPS["api"], "tests/test_llm.py", "tests/test_client.py")
 COUNTS = ("passed", "failed", "error", "skipped")
 
 
