@@ -114,7 +114,7 @@ AXES: dict[str, dict[str, Value]] = {
     "draft": {
         "none": Value({"draft": "none"}, {"drafter": "none"}),
         "ngram": Value({"draft": "ngram"}, {"drafter": "plain"}),
-        "self": Value({"draft": "self:1"}, {"drafter": "plain"}, ("drafted",)),
+        "self": Value({"draft": "self:1"}, {"drafter": "self"}, ("drafted",)),
         "model": Value({"draft": "embedded-draft"}, {"drafter": "kv"}, ("drafted",)),
         "service": Value({"draft": SERVICE}, {"drafter": "service"}, ("served_trees",)),
         "services": Value({"draft": SERVICES}, {"drafter": "services"}, ("shared_trees",)),

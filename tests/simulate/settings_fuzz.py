@@ -2,8 +2,8 @@
 row of the combination matrix.
 
 Every field of EngineConfig and FleetConfig is drawn; one without a generator here fails the test that looks
-for it. The drafter has its own KV, or none, or is a draft service, or there is none; workers die; requests
-are cancelled.
+for it. The drafter has its own KV, the target's, or none, or is a draft service, or there is none. Workers
+die, and requests are cancelled.
 """
 
 import random
@@ -18,7 +18,7 @@ from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import parse_router
 from streamserve.baselines.speculation import NAMES
 from streamserve.contracts.engine_config import EngineConfig
-from streamserve.contracts.plan import Drafter
+from streamserve.contracts.plan import TARGET, Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import ClientEdit, Close, Deliver, Open, Refuse
 from streamserve.fleet.worker_state import mixed, pairs, pools, unified
@@ -94,7 +94,7 @@ FLEET_FIELDS: dict[str, Draw] = {
 
 OTHER_FIELDS: dict[str, Draw] = {
     "policy": lambda rng: rng.choice(POLICIES),
-    "drafter": lambda rng: rng.choice(("none", "plain", "kv", "kv", "kv", "service", "services")),
+    "drafter": lambda rng: rng.choice(("none", "plain", "self", "kv", "kv", "kv", "service", "services")),
     "accuracy": lambda rng: rng.choice((0.0, 0.5, 0.9, 1.0)),
     "late": lambda rng: rng.choice((0.0, 0.0, 0.1, 0.5)),
     "wire_seconds": lambda rng: rng.choice((0.0, 0.003, 0.1)),
@@ -198,8 +198,8 @@ def _server(
 def _drafter(
     drawn: Mapping[str, Any], seed: int, services: list[ServiceDrafter]
 ) -> Callable[[CostExecutor], Drafter] | None:
-    """Return no drafter, one without KV, one with a KV cache group, or clients of draft services, which are
-    added to `services`."""
+    """Return no drafter, one without KV, one on the target's KV, one with its own KV, or clients of draft
+    services, which are added to `services`."""
     accuracy, late = drawn["accuracy"], drawn["late"]
 
     def of_services(executor: CostExecutor, count: int) -> ServiceDrafter:
@@ -209,6 +209,7 @@ def _drafter(
     kinds: dict[str, Callable[[CostExecutor], Drafter] | None] = {
         "none": None,
         "plain": RandomDrafter,
+        "self": partial(SimulatedDrafter, accuracy=accuracy, late=late, seed=seed, group=TARGET),
         "kv": partial(SimulatedDrafter, accuracy=accuracy, late=late, seed=seed),
         "service": partial(of_services, count=1),
         "services": partial(of_services, count=2),
