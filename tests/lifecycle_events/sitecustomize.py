@@ -35,9 +35,22 @@ if folder:
         counted[round_number] = counted.get(round_number, 0) + 1
         if counted[round_number] != int(count) or reached.exists():
             return
-        reached.write_text(worker())
+        if not claim():
+            return
         while not resume.exists():
             time.sleep(0.002)
+
+    def claim() -> bool:
+        """Write the file `reached`, at once with its text; return False if another worker did."""
+        part = reached.with_suffix(f".{os.getpid()}")
+        part.write_text(worker(), encoding="utf-8")
+        try:
+            reached.hardlink_to(part)
+        except FileExistsError:
+            return False
+        finally:
+            part.unlink()
+        return True
 
     def worker() -> str:
         """Return the name of this worker."""
@@ -53,7 +66,7 @@ if folder:
 
     def slow_send(transport: Any, pushes: list[Any], *rest: Any) -> float:
         """Send what may be sent."""
-        if resume.exists() or (reached.exists() and reached.read_text() not in ("", worker())):
+        if resume.exists() or (reached.exists() and reached.read_text() != worker()):
             wire_free: float = sends[0](transport, pushes, *rest)
             return wire_free
         for push in pushes:
