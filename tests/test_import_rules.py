@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         "system",
     },
     "simulate": {"baselines", "contracts", "fleet", "engine", "speculation", "protocol"},
-    "api": {"contracts", "fleet", "text", "protocol", "system"},
+    "api": {"contracts", "fleet", "settings", "text", "protocol", "system"},
     "settings": {"baselines", "contracts", "fleet", "gguf", "hub", "protocol", "system"},
     "llm": {"baselines", "settings", "fleet", "text", "protocol", "system"},
     "cli": {

@@ -16,10 +16,10 @@ from streamserve.execution.formats.inflate import ModelShape, inflate
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.numbers import plain
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.commands import Use, acting, other_options
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve, to_toml
+from streamserve.settings.server_config import ServerConfig
 from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}

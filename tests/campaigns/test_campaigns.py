@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import options
+from streamserve.settings.server_config import ServerConfig
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.campaigns import drive, ledger, levels
 from tests.campaigns.drive import run

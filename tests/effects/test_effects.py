@@ -20,10 +20,10 @@ from streamserve.cli.serving import api_settings
 from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.keys import digest
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.effects import NEEDS
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve
+from streamserve.settings.server_config import ServerConfig
 from tests.conftest import Scale
 from tests.effects.simulated import observed
 from tests.effects.tables import CONTEXTS, KEY_FILES, LOADED, OF_TEXT, SERVED, SIMULATED, TESTED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.protocol.server_config import ReasoningParser, ToolParser
+from streamserve.settings.server_config import ReasoningParser, ToolParser
 from streamserve.text.reasoning import REASONING_FORMATS
 from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
 from streamserve.text.tools.parser import CallDelta, ToolCallParser, merged

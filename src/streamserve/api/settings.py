@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from streamserve.protocol.keys import tenants
-from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.server_config import ServerConfig
 
 
 class ApiSettings(ServerConfig, frozen=True, kw_only=True, dict=True):

@@ -22,10 +22,10 @@ from streamserve.api.http.server import serve
 from streamserve.api.settings import ApiSettings
 from streamserve.cli.notify import READY, STOPPING, notify
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import worker_bound
 from streamserve.settings.sampling import recommended_sampling
+from streamserve.settings.server_config import ServerConfig
 from streamserve.system.processors import usable_processors
 from streamserve.system.tls import tls_context
 

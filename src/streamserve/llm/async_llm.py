@@ -41,13 +41,13 @@ from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.request_options import NO_OPTIONS, RequestOptions
 from streamserve.protocol.sampling import SamplingParams, check_sampling, check_types
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import check_router, topology, worker_bound
 from streamserve.settings.sampling import recommended_sampling
+from streamserve.settings.server_config import ServerConfig
 from streamserve.system.crashes import crash_folder
 from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import GrammarCheck, compiler

@@ -5,7 +5,7 @@ from zmq.utils import z85
 
 from streamserve.protocol.curve import KeyPair
 from streamserve.protocol.kv_network import KVNetwork
-from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.server_config import ServerConfig
 
 
 def kv_network(server: ServerConfig) -> KVNetwork | None:

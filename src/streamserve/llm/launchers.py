@@ -8,7 +8,7 @@ from streamserve.fleet.launcher import MakeLauncher
 from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.worker_process import may_use_gpu
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.server_config import ServerConfig
 
 
 def local_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:

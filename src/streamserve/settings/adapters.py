@@ -7,8 +7,8 @@ import msgspec
 
 from streamserve.protocol.adapters import CONFIG_FILE, check_name, folder_of
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import SettingsError
+from streamserve.settings.server_config import ServerConfig
 
 
 def adapter_paths(given: Sequence[str]) -> dict[str, str]:

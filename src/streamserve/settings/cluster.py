@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from streamserve.protocol.cluster import Machine
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoint, read_clients, read_key_pair
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.checkpoints import locate
 from streamserve.settings.options import SECRETS, SettingsError
+from streamserve.settings.server_config import ServerConfig
 from streamserve.system.machine import identity
 
 NEW_KEY = "create one with `streamserve keys new FILE`"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import Option, SettingsError, options
+from streamserve.settings.server_config import ServerConfig
 
 Use = Literal["serve", "batch", "llm", "profile"]
 """The use of settings. `llm`: the library, and the commands that are built on it."""

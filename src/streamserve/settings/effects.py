@@ -16,9 +16,9 @@ from streamserve.fleet.worker_state import Topology
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.keys import tenants
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.commands import Use
 from streamserve.settings.options import SettingsError
+from streamserve.settings.server_config import ServerConfig
 
 NOTHING = ("none", "off")
 """Values that ask for nothing, so that their conditions always hold."""

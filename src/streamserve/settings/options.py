@@ -15,7 +15,7 @@ from msgspec import inspect
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.field_errors import mismatch_of
 from streamserve.protocol.numbers import plain
-from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.server_config import ServerConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -24,7 +24,6 @@ from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.cluster import check_launcher
@@ -32,6 +31,7 @@ from streamserve.settings.commands import Use, acting, idle_text, refuse_idle, s
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
+from streamserve.settings.server_config import ServerConfig
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.system.tls import tls_context

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.server_config import ServerConfig
 
 Draw = Callable[[Random], Any]
 

@@ -9,10 +9,10 @@ from streamserve.baselines.routers import ROUTERS
 from streamserve.baselines.speculation import NAMES
 from streamserve.fleet.tracing.telemetry import telemetry_installed
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.effects import NEEDS, Configured
 from streamserve.settings.options import SettingsError, convert
 from streamserve.settings.resolve import topology
+from streamserve.settings.server_config import ServerConfig
 from streamserve.system.nixl import nixl_package
 from tests.campaigns.settings.draw import Draw
 

@@ -13,11 +13,11 @@ from streamserve.extras.cluster.placement import AgentCandidate, choose
 from streamserve.protocol.lease import LEASE, Lease
 from streamserve.protocol.messages import Edit, Submit, Traced, Work
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.transfers import Join
 from streamserve.settings.cluster import check_visible_keys, resolve_join
 from streamserve.settings.options import SECRETS, SettingsError
 from streamserve.settings.resolve import resolve
+from streamserve.settings.server_config import ServerConfig
 from streamserve.workers.server_clock import to_local, to_server
 from tests.extras.cluster.fakes import key_file
 

@@ -12,8 +12,8 @@ from streamserve.fleet.launcher import MakeLauncher
 from streamserve.llm.kv_network import new_pair
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import read_key_pair
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.cluster import allowed_keys, ray_resources
+from streamserve.settings.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
