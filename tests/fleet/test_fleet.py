@@ -206,7 +206,7 @@ def test_requests_outside_of_the_lost_step_are_no_suspects() -> None:
     *_, other = fleet.handle(WorkerMessage(W, 2, Events(send_events)), 3.0)
     assert other.message.request == "b"
     assert other.message.params == second.params
-    assert fleet.requests["b"].strikes == 0
+    assert fleet.requests["b"].suspicion.strikes == 0
 
 
 def test_a_trial_reserves_only_its_own_workers() -> None:

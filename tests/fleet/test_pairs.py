@@ -17,6 +17,7 @@ from streamserve.fleet.events import (
 )
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.report_totals import total
+from streamserve.fleet.requests import Suspicion
 from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.messages import (
     Admitted,
@@ -80,7 +81,7 @@ def test_a_pair_whose_half_finds_the_files_replaced_serves_the_new_model_togethe
     assert kills(fleet.handle(WorkerMessage(P, 4, misfit), 4.0)) == [D]
     fleet.handle(WorkerLost(P, 4, "exit status 2", frozenset()), 4.0)
     fleet.handle(WorkerLost(D, 1, "its process ended with SIGKILL", ending="unclear"), 4.0)
-    assert fleet.requests["unanswered"].strikes == fleet.requests["unanswered"].unexplained == 0
+    assert fleet.requests["unanswered"].suspicion == Suspicion()
     assert fleet.supervisor.expected(P) == ""
     refuse, *_ = fleet.handle(WorkerMessage(P, 5, new), 9.0)
     assert isinstance(refuse, Refuse)

@@ -72,8 +72,9 @@ class Isolation:
 
 def conviction(request: OpenRequest, event: WorkerLost) -> RequestError:
     """Return the error for the client of a request that was convicted of ending its workers."""
-    alone = request.tries + request.killed_alone
-    how = f"{alone} times while it ran alone" if alone else f"in {request.strikes} steps"
+    suspicion = request.suspicion
+    alone = suspicion.tries + suspicion.killed_alone
+    how = f"{alone} times while it ran alone" if alone else f"in {suspicion.strikes} steps"
     phase = f", in phase {event.phase}" if event.phase else ""
     where = f"; crash report {event.report}" if event.report else ""
     message = f"request {request.name} ended its worker {how}{phase}: {event.reason}{where}"

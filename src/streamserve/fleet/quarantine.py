@@ -123,11 +123,11 @@ class Quarantine:
             return self._trial_died(tried, affected, named, ending)
         if not named:
             for request in affected:
-                request.unexplained += 1
-            named = [request for request in affected if request.unexplained >= UNEXPLAINED]
+                request.suspicion.unexplained += 1
+            named = [request for request in affected if request.suspicion.unexplained >= UNEXPLAINED]
         if not named:
             return False, []
-        if min(request.cleared for request in named) >= CLEARED:
+        if min(request.suspicion.cleared for request in named) >= CLEARED:
             # All suspects were cleared before: the cause is a request outside the lost step.
             named = list(affected)
         self.workers = self.workers or self.candidate_of(worker)
@@ -169,10 +169,10 @@ class Quarantine:
         trial = self.trial
         if trial is None or request.name not in trial.pending:
             return
-        if trial.alone and request.cleared and not request.opened.open:
+        if trial.alone and request.suspicion.cleared and not request.opened.open:
             return
-        request.cleared += 1
-        request.tries = request.killed_alone = 0
+        request.suspicion.cleared += 1
+        request.suspicion.tries = request.suspicion.killed_alone = 0
         self.clear(request.name)
 
     def clear(self, name: str) -> None:
@@ -215,21 +215,23 @@ class Quarantine:
         and no other was at the worker."""
         unclear = ending == "unclear"
         for request in requests:
-            request.strikes += 1
-            request.killed += unclear
-            request.killed_alone += unclear and alone
-            request.tries += alone and not unclear
-            request.unexplained = 0
+            suspicion = request.suspicion
+            suspicion.strikes += 1
+            suspicion.killed += unclear
+            suspicion.killed_alone += unclear and alone
+            suspicion.tries += alone and not unclear
+            suspicion.unexplained = 0
             self.suspected += not request.isolated
             request.isolated = True
         return [request for request in requests if self._is_convicted(request)]
 
     def _is_convicted(self, request: OpenRequest) -> bool:
         """Return whether a request is to be refused."""
+        suspicion = request.suspicion
         return (
-            request.tries >= self.max_tries
-            or request.killed_alone >= MAX_KILLS
-            or request.strikes - request.killed >= MAX_STRIKES
+            suspicion.tries >= self.max_tries
+            or suspicion.killed_alone >= MAX_KILLS
+            or suspicion.strikes - suspicion.killed >= MAX_STRIKES
         )
 
     def _split(self, requests: Sequence[OpenRequest]) -> list[Group]:
@@ -237,8 +239,8 @@ class Quarantine:
         are at most half of all; otherwise both groups are halves."""
         if not requests:
             return []
-        ranked = sorted(requests, key=lambda request: -request.strikes)
-        top = sum(request.strikes == ranked[0].strikes for request in ranked)
+        ranked = sorted(requests, key=lambda request: -request.suspicion.strikes)
+        top = sum(request.suspicion.strikes == ranked[0].suspicion.strikes for request in ranked)
         half = top if top <= len(ranked) // 2 else -(-len(ranked) // 2)
         split = next(self._splits)
         parts = (ranked[:half], ranked[half:])

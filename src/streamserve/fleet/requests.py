@@ -73,6 +73,25 @@ class Arriving:
         self.push_failed = False
 
 
+@dataclass(slots=True)
+class Suspicion:
+    """What the quarantine (quarantine.py) has counted against a request, and for it.
+
+    - `strikes`: lost steps that the request was in. `tries`: trials in which it ended its worker alone.
+    - `killed`: lost steps that ended by a SIGKILL of unclear cause. `killed_alone`: the ones
+      in which its worker had no other request.
+    - `unexplained`: deaths of its worker outside any step, since its last strike.
+    - `cleared`: trials that it survived.
+    """
+
+    strikes: int = 0
+    tries: int = 0
+    killed: int = 0
+    killed_alone: int = 0
+    unexplained: int = 0
+    cleared: int = 0
+
+
 @dataclass(frozen=True)
 class Edited:
     """The effect of an edit: whether the prompt or its parameters `changed`, and the number of delivered
@@ -95,9 +114,8 @@ class OpenRequest:
     `first_token_at` has the time of each choice's first token. Requests share their `outputs` until their
     first tokens.
 
-    Losses, for the quarantine: `strikes` counts the lost steps that the request was in, `tries` the trials in
-    which it ended its worker alone. `killed` counts the lost steps that ended by a SIGKILL of unclear cause;
-    `killed_alone` counts only such steps without any other request.
+    `losses` counts the attempts that were lost with a worker. `suspicion` has the counts of the quarantine.
+    The request is `isolated` from the first time on that it was a suspect.
 
     `opened` holds the latest prompt. `since` is when the client began to wait for the first token: when the
     request arrived, or when its prompt stream was finished. `arriving` says how far a prompt stream is
@@ -115,12 +133,7 @@ class OpenRequest:
     transferring: frozenset[int] = NO_CHOICES
     resumed: Outputs = field(default_factory=lambda: NO_OUTPUTS)
     losses: int = 0
-    strikes: int = 0
-    tries: int = 0
-    killed: int = 0
-    killed_alone: int = 0
-    cleared: int = 0
-    unexplained: int = 0
+    suspicion: Suspicion = field(default_factory=Suspicion)
     isolated: bool = False
     outputs: Outputs = field(default_factory=lambda: NO_OUTPUTS)
     first_token_at: dict[int, float] = field(default_factory=dict)
