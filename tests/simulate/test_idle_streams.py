@@ -7,6 +7,12 @@ from tests.conftest import Scale
 from tests.simulate.idle_streams import trial
 
 
+def test_query_tokens_go_to_a_sequence_that_gets_memory() -> None:
+    """Three streams hold all blocks. The most edit-stable one, which the order serves first, has the lowest
+    rank and gets no block: the step is the highest-ranked one's."""
+    assert trial(2807)["preempted"] > 0
+
+
 def test_everybody_else_is_served(scale: Scale, record: Callable[..., None]) -> None:
     total: Counter[str] = Counter()
     trials, most = scale.pick(12, 300), 0

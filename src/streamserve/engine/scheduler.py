@@ -148,27 +148,44 @@ class Scheduler:
         for sequence in candidates.service_order:
             if not step.budget:
                 break
-            chunk = self._chunk(sequence, step)
-            if chunk is None:
-                continue
-            cached = sequence.cached_at_start
-            sequence.passed_over = sequence.status is not SequenceStatus.RUNNING
-            if sequence.passed_over:
-                cached = self._start(sequence, step)
-                if cached is None:
-                    continue
-            tokens = self.allocator.grow(
-                sequence, min(sequence.todo(candidates.idle), step.budget, chunk.tokens)
-            )
-            if tokens:
-                self._propose(sequence, tokens, chunk, cached, step)
-            elif sequence.passed_over:
-                if sequence.todo(candidates.idle):
-                    self.tables.drop(sequence)
-                    step.admission_open = False
-                else:  # all of it was cached: it holds the blocks, and computes the next part of its stream
-                    self._run(sequence, cached)
+            if (chunk := self._chunk(sequence, step)) is not None:
+                self._serve(sequence, chunk, step)
+        if not step.proposals:
+            self._serve_highest(step)
         return list(step.proposals.values())
+
+    def _serve(self, sequence: EngineSequence, chunk: PrefillChunk, step: "_Step") -> None:
+        """Make a sequence part of the step, with up to the tokens of its `chunk`, if it gets memory."""
+        waiting, cached = sequence.status is not SequenceStatus.RUNNING, sequence.cached_at_start
+        sequence.passed_over = waiting
+        if waiting:
+            cached = self._start(sequence, step)
+            if cached is None:
+                return
+        todo = sequence.todo(step.candidates.idle)
+        tokens = self.allocator.grow(sequence, min(todo, step.budget, chunk.tokens))
+        if tokens:
+            self._propose(sequence, tokens, chunk, cached, step)
+        elif not waiting:
+            sequence.passed_over = True
+        elif todo:
+            self.tables.drop(sequence)
+            step.admission_open = False
+        else:  # all of it was cached: it holds the blocks, and computes the next part of its stream
+            self._run(sequence, cached)
+
+    def _serve_highest(self, step: "_Step") -> None:
+        """Make the highest-ranked sequence that gets memory part of a step that has none.
+
+        The order gave all query tokens to sequences that got no memory: it serves prompt streams by edit
+        stability, and memory goes by rank. The highest-ranked sequence may evict all others."""
+        for sequence in step.candidates.ranked:
+            if step.proposals:
+                return
+            if sequence.status.schedulable and sequence.transfer.role is not TransferRole.RECEIVER:
+                chunk = self._chunk(sequence, step, PrefillChunk(self.config.max_chunk, 1))
+                if chunk is not None:
+                    self._serve(sequence, chunk, step)
 
     def _begin(self, candidates: BatchCandidates) -> "_Step":
         self.steps += 1
@@ -185,9 +202,11 @@ class Scheduler:
                     step.pending_hashes[candidates.deferred(other)].update(self.tables.pending_hashes(other))
         return step
 
-    def _chunk(self, sequence: EngineSequence, step: "_Step") -> PrefillChunk | None:
-        """Return how many tokens of a sequence may be part of the step, without regard to memory; None if it
-        is not computed in this step."""
+    def _chunk(
+        self, sequence: EngineSequence, step: "_Step", chunk: PrefillChunk | None = None
+    ) -> PrefillChunk | None:
+        """Return how many tokens of a sequence may be part of the step, without regard to memory: by default
+        its `chunk` among the batch candidates. None if it is not computed in this step."""
         candidates = step.candidates
         if not sequence.todo(candidates.idle) or sequence.id in self.swap.moving:
             return None
@@ -196,7 +215,7 @@ class Scheduler:
             return None  # evicted in this step for a higher rank, or the order decodes nothing with prompts
         if step.has_complete_prompt and candidates.deferred(sequence):
             return None  # deferred: no client waits for its output yet
-        chunk = candidates.chunks.get(sequence.id) or PrefillChunk(self.config.max_chunk, 1)
+        chunk = chunk or candidates.chunks.get(sequence.id) or PrefillChunk(self.config.max_chunk, 1)
         return chunk if chunk.tokens and step.free_slots >= len(sequence.choices) else None
 
     def _start(self, sequence: EngineSequence, step: "_Step") -> int | None:

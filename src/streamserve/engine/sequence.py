@@ -146,7 +146,7 @@ class EngineSequence:
     transfer: Transfer = field(default_factory=Transfer)
     status: SequenceStatus = SequenceStatus.WAITING
     passed_over: bool = False
-    """Whether it could not start when a step last considered it: for lack of memory or sequence slots, or
+    """Whether it was left out when a step last considered it: for lack of memory or sequence slots, or
     because another sequence computes its next block."""
     cached_at_start: int | None = None
     """Number of its tokens that were cached when it was admitted; None after its first step."""
