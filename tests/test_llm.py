@@ -20,6 +20,7 @@ from streamserve.fleet.fork_server import LINGERING
 from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.protocol.reports import Report
 from streamserve.settings.options import SettingsError
+from streamserve.settings.sampling import recommended_sampling
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 
@@ -116,6 +117,23 @@ def test_without_parameters_the_values_that_the_checkpoint_recommends_apply(reco
     (expected,), (output,) = (llm.chat(chat, params, use_tqdm=False) for params in (unbounded, None))
     assert output.outputs == expected.outputs
     assert len(output.outputs[0].token_ids) > 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"do_sample": False}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0.7, "top_k": 5}, {"temperature": 0.0, "top_k": 5}),
+        ({"do_sample": True, "temperature": 0.7}, {"temperature": 0.7}),
+        ({"do_sample": None}, {}),
+        ({}, {}),
+    ],
+)
+def test_a_checkpoint_that_does_not_sample_recommends_temperature_0(
+    tmp_path: Path, fields: dict[str, object], expected: dict[str, object]
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields))
+    assert recommended_sampling(tmp_path) == expected
 
 
 def test_given_parameters_are_complete(recommending: LLM) -> None:

@@ -18,7 +18,8 @@ RECOMMENDED = {
 
 
 def recommended_sampling(folder: Path) -> dict[str, Any]:
-    """Return the sampling values that the checkpoint recommends.
+    """Return the sampling values that the checkpoint recommends. If it says that `do_sample` is false, the
+    temperature is 0.
 
     Raises CheckpointError if they cannot be read, or are invalid for every request.
     """
@@ -30,6 +31,8 @@ def recommended_sampling(folder: Path) -> dict[str, Any]:
         recommended = {
             name: kind(values[name]) for name, kind in RECOMMENDED.items() if values.get(name) is not None
         }
+        if values.get("do_sample") is False:
+            recommended["temperature"] = 0.0
         check_sampling(SamplingParams(**recommended), MAX_VOCABULARY)
         return recommended
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
