@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import Line, SwapCost
 from streamserve.engine.engine import Engine
 from streamserve.execution.loading.load import load
 from streamserve.execution.loading.loaded import Loaded
@@ -53,7 +54,7 @@ class Rig:
     @property
     def measured(self) -> int:
         """Return the number of pieces of the running measurement so far."""
-        return self.refresher._measuring._done if self.refresher._measuring else 0
+        return self.refresher._measuring.pieces if self.refresher._measuring else 0
 
     def wait(self) -> int:
         return self.refresher.wait(self.engine, WAIT)
@@ -97,6 +98,33 @@ def test_an_unstable_profile_is_measured_again_when_the_worker_is_idle(
     assert rig.refresher.profile == measured
     assert "measured again" in caplog.text
     assert rig.engine.speculation.step_cost(1, 0) == pytest.approx(measured.cost(1)), "and used from now on"
+
+
+def test_a_profile_of_a_busy_machine_leaves_nothing_behind(make_rig: Callable[..., Rig]) -> None:
+    """Bandwidth, matrix rate and floor are measured again too, and so are numbers of query tokens that the
+    first measurement had no time for."""
+    rig = make_rig(stable=False, factor=30.0)
+    busy = msgspec.structs.replace(
+        rig.profile,
+        bandwidth=1e6,
+        matrix_rate=1e6,
+        multiplier_rate=0.0,
+        swap=SwapCost(Line(1.0, 1.0), Line(1.0, 1.0)),
+        floor=tuple(tuple(30 * floor for floor in line) for line in rig.profile.floor),
+    )
+    rig.refresher.profile = busy
+    rig.idle()
+    measured = rig.refresher.profile
+    assert measured is not None
+    assert measured.bandwidth > 1e7
+    assert measured.matrix_rate > 1e7
+    assert set(measured.cost.tokens) > set(busy.cost.tokens)
+    assert [len(line) for line in measured.floor] == [len(line) for line in measured.cost.seconds]
+    for floors, seconds in zip(measured.floor, measured.cost.seconds, strict=True):
+        assert all(floor <= second * 1.001 for floor, second in zip(floors, seconds, strict=True))
+    assert measured.swap
+    assert measured.swap.out(1 << 20) < 1.0
+    assert measured.cost.byte_seconds == 1 / measured.bandwidth
 
 
 def test_a_stable_profile_that_agrees_with_steps_is_not_measured_again(make_rig: Callable[..., Rig]) -> None:

@@ -85,10 +85,19 @@ class StepFloor:
         self._query_size = spec.num_heads * spec.head_dim
         self._kv_bytes = 2 * spec.num_kv_heads * (kv_vector_bytes or spec.head_dim * itemsize)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights that a step may read."""
+        return self.layer_bytes + self.head_bytes
+
     def __call__(self, plan: StepPlan) -> float:
-        if not plan.spans:
+        return self.of_spans(plan.spans)
+
+    def of_spans(self, spans: Sequence[Span]) -> float:
+        """Return the floor of a step of these spans in seconds."""
+        if not spans:
             return 0.0
-        work = self.work(plan.spans)
+        work = self.work(spans)
         return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
 
     def work(self, spans: Sequence[Span]) -> StepWork:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from streamserve.execution.compute.kv_cache import bytes_per_block
 from streamserve.execution.formats.quantization import quantize
 from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.model.linear import Linear
-from streamserve.execution.profile.floor import step_floor
+from streamserve.execution.profile.floor import StepFloor, step_floor
 from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
@@ -147,6 +148,36 @@ def seconds_of(call: Callable[[], object], minimum: float = MIN_SECONDS) -> floa
     return passed / calls
 
 
+class SwapCopies:
+    """Measurements of copies between the KV pool of `steps` and a host pool, by number of blocks."""
+
+    def __init__(self, steps: Steps, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        host_pool, out, back = steps.swaps(max(SWAP_BLOCK_COUNTS))
+        counts = [count for count in SWAP_BLOCK_COUNTS if count <= host_pool.num_blocks]
+        self._out = {count: Series(partial(host_pool.copy, out[:count], ()), 0) for count in counts}
+        self._back = {count: Series(partial(host_pool.copy, (), back[:count]), 0) for count in counts}
+
+    @property
+    def series(self) -> list[Series]:
+        """All measurements."""
+        return [*self._out.values(), *self._back.values()]
+
+    def cost(self) -> SwapCost:
+        """Return the cost by bytes, as lines fitted to the measurements."""
+        return SwapCost(self._line(self._out), self._line(self._back))
+
+    def _line(self, copies: dict[int, Series]) -> Line:
+        sizes = [count * self._block_bytes for count in copies]
+        return fit_line(sizes, [series.median for series in copies.values()])
+
+
+def read_bytes(floor: StepFloor) -> int:
+    """Return the number of bytes to read for the bandwidth: the size of the weights, up to READ_BYTES. So a
+    model that fits into a CPU cache is compared with the cache's bandwidth."""
+    return min(max(floor.weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
+
+
 class Bench:
     """The measurements of one loaded model, and the profile computed from them."""
 
@@ -155,24 +186,14 @@ class Bench:
         spec, dtype, limits = loaded.model.spec, loaded.model.dtype, loaded.engine_config
         self._kv_token_bytes = bytes_per_block(spec, 1, dtype, loaded.cache.quantized)
         self._work = step_floor(loaded, 1.0, 1.0)
-        self._weight_bytes = self._work.layer_bytes + self._work.head_bytes
-        # The read has the size of the weights: a model that fits into a CPU cache is compared with the
-        # cache's bandwidth.
-        self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
+        self._weight_bytes = self._work.weight_bytes
+        self._read_bytes = read_bytes(self._work)
         max_blocks = min(KV_BYTES, available_bytes() // 4) // (self._kv_token_bytes * limits.block_size)
         self._grid = grid_points(effort.query_tokens, effort.contexts, limits, max_blocks)
         self._spans = span_points(effort.span, self._grid[0][-1].context, limits, max_blocks)
         self._steps = Steps(loaded, [point for line in (*self._grid, self._spans) for point in line])
-        self._block_bytes = self._kv_token_bytes * limits.block_size
-        host_pool, copies_out, copies_in = self._steps.swaps(max(SWAP_BLOCK_COUNTS))
-        counts = [count for count in SWAP_BLOCK_COUNTS if count <= host_pool.num_blocks]
-        self._copies_out = {
-            count: Series(partial(host_pool.copy, copies_out[:count], ()), 0) for count in counts
-        }
-        self._copies_in = {
-            count: Series(partial(host_pool.copy, (), copies_in[:count]), 0) for count in counts
-        }
-        self._read = Series(_reader(loaded.pool, self._read_bytes), -2)
+        self._swaps = SwapCopies(self._steps, self._kv_token_bytes * limits.block_size)
+        self._read = Series(reader(loaded.pool, self._read_bytes), -2)
         self._products = {rows: Series(_product(loaded, rows), -1) for rows in effort.matrix_rows}
         required = self._grid[:2]
         self._points = {
@@ -184,15 +205,15 @@ class Bench:
 
     def series(self) -> list[Series]:
         """Return all measurements."""
-        swap_copies = (*self._copies_out.values(), *self._copies_in.values())
-        return [self._read, *self._products.values(), *swap_copies, *self._points.values()]
+        products, points = self._products.values(), self._points.values()
+        return [self._read, *products, *self._swaps.series, *points]
 
     def profile(self, stable: bool) -> Profile:
         """Return the profile by the measurements so far. `stable`: no other process measured or computed
         meanwhile."""
         lines = [line for line in self._grid if all(self._points[point].seconds for point in line)]
         bandwidth, matrix_rate = self._rates([point for line in lines for point in line])
-        multipliers = _multiplier_rate(self._loaded)
+        multipliers = rate_of_multipliers(self._loaded)
         floor = step_floor(self._loaded, bandwidth, max(matrix_rate, multipliers))
         curve = fit(
             [line[0].query_tokens for line in lines],
@@ -214,14 +235,9 @@ class Bench:
             weight_bytes=self._weight_bytes,
             kv_token_bytes=self._kv_token_bytes,
             cost=msgspec.structs.replace(curve, pair_seconds=self._pair_seconds(curve)),
-            swap=SwapCost(self._line(self._copies_out), self._line(self._copies_in)),
+            swap=self._swaps.cost(),
             floor=tuple(tuple(floor(self._steps.plans[point]) for point in line) for line in lines),
         )
-
-    def _line(self, copies: dict[int, Series]) -> Line:
-        """Return the line of seconds by bytes, fitted to copies by number of blocks."""
-        sizes = [count * self._block_bytes for count in copies]
-        return fit_line(sizes, [series.median for series in copies.values()])
 
     def _rates(self, points: Sequence[Point]) -> tuple[float, float]:
         """Return the highest observed bandwidth and matrix rate, whole steps included. Steps with experts are
@@ -252,13 +268,20 @@ class Bench:
         return max((cost - reading) / pairs, 0.0)
 
 
-def _reader(pool: ThreadPool | None, size: int) -> Callable[[], object]:
-    """Return a function that reads `size` bytes with all threads."""
+def reader(pool: ThreadPool | None, size: int, parts: int = 1) -> Callable[[], object]:
+    """Return a function that reads the next of `parts` equal parts of `size` bytes with all threads."""
+    part = size // parts // 8 * 8
+    parts_read = cycle(range(parts))
     if pool is None:
-        return torch.ones(size // 8, dtype=torch.int64).sum
-    memory = pool.memory(size)
+        numbers = torch.ones(parts, part // 8, dtype=torch.int64)
+        return lambda: numbers[next(parts_read)].sum()
+    memory = pool.memory(parts * part)
     memory.fill_(1)
-    return lambda: pool.library.ss_read(pool.handle, memory.data_ptr(), size // 8)
+
+    def read() -> None:
+        pool.library.ss_read(pool.handle, memory.data_ptr() + next(parts_read) * part, part // 8)
+
+    return read
 
 
 def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
@@ -272,7 +295,7 @@ def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
     return lambda: linear(x)
 
 
-def _multiplier_rate(loaded: Loaded) -> float:
+def rate_of_multipliers(loaded: Loaded) -> float:
     """Return the rate of all threads' multipliers on the model's kernel path, in operations a second; 0 if
     plain torch computes. 8-bit floats are multiplied in float32."""
     pool, format = loaded.pool, loaded.format

@@ -97,7 +97,7 @@ class Steps:
         self.plans: dict[Point, StepPlan] = {}
         first = 0
         for point in points:
-            spans = _spans(point, first, size, model.spec.vocab_size)
+            spans = spans_of(point, first, size, model.spec.vocab_size)
             self.plans[point] = StepPlan(1, [], [], [], spans)
             first += point.sequences
         states = [_state(span) for plan in self.plans.values() for span in plan.spans]
@@ -117,7 +117,7 @@ class Steps:
         return lambda: self._executor.run(plan)
 
 
-def _spans(point: Point, first: int, block_size: int, vocabulary: int) -> list[Span]:
+def spans_of(point: Point, first: int, block_size: int, vocabulary: int) -> list[Span]:
     """Return the spans of a point, whose sequences have ids from `first` on. Its tokens differ, so that they
     choose different experts."""
     spans, block, token = [], 0, first
