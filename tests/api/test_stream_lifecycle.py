@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from streamserve.api.generator import Generator
+from streamserve.api.prompt_streams import streams
 from streamserve.api.settings import ApiSettings
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol import keys
@@ -248,6 +249,22 @@ def test_a_draining_server_takes_no_new_streams_and_answers_the_open_ones(small:
         assert small.http.post(f"/v1/streams/{name}/finish", json={}).status_code == 200
     finally:
         assert small.http.post("/admin/resume", headers=admin).is_success
+
+
+def test_an_idle_stream_does_not_keep_a_draining_server_waiting(
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_IN_USE_SECONDS", 0.3)
+    with scripted(generator, ApiSettings()) as server:
+        open_requests = lambda: server.http.get("/load").json()["server_load"]  # noqa: E731
+        name = server.http.post("/v1/streams", json={}).json()["id"]
+        assert open_requests() == 1, "in use"
+        until(lambda: open_requests() == 0, 60)
+        body = {"version": 0, "operations": [{"op": "append", "text": "hello"}]}
+        assert server.http.patch(f"/v1/streams/{name}", json=body).status_code == 200
+        assert open_requests() == 1, "in use again"
+        assert server.http.post(f"/v1/streams/{name}/finish", json={}).status_code == 200
+        assert open_requests() == 0, "its end is not waited for"
 
 
 def test_all_streams_together_hold_a_bounded_memory(generator: ScriptedGenerator) -> None:

@@ -52,13 +52,19 @@ class RequestGate:
         """Wait until no request is open."""
         await self._idle.wait()
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request as open. Raises RequestError (503) while draining."""
+    def check_accepting(self) -> None:
+        """Raises RequestError (503) while draining."""
         if self.draining:
             raise RequestError(
                 "the server is draining: it takes no new requests", status=503, retry_after=self.seconds_left
             )
+
+    @contextmanager
+    def request(self, accepted: bool = False) -> Iterator[None]:
+        """Count a request as open. Raises RequestError (503) while draining, unless it was `accepted`
+        before."""
+        if not accepted:
+            self.check_accepting()
         self.open += 1
         self._idle.clear()
         try:

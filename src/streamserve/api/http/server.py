@@ -161,9 +161,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._draining is None:
             self._stopping()
-            _log.info(
-                "draining: %d open requests have %g seconds to finish", self._drain.open, self._grace_seconds
-            )
+            _log.info(self._farewell())
             self._drain.begin(self._grace_seconds)
             self._draining = asyncio.get_running_loop().create_task(self._drain_and_end())
         else:
@@ -171,6 +169,16 @@ class _Server(uvicorn.Server):
             self._end(_CLOSE_SECONDS)
             for task in self.server_state.tasks:
                 task.cancel()
+
+    def _farewell(self) -> str:
+        """Return the line that says what the server waits for."""
+        if not self._drain.open:
+            return "draining: no request is open"
+        requests = "1 open request has" if self._drain.open == 1 else f"{self._drain.open} open requests have"
+        return (
+            f"draining: {requests} {self._grace_seconds:g} seconds to finish; "
+            "a second signal (Ctrl-C) ends them now"
+        )
 
     async def _drain_and_end(self) -> None:
         """Wait for open requests, at most for the grace period, then for replies that are still being

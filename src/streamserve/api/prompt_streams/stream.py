@@ -71,7 +71,7 @@ class ServerPromptStream:
         self.engine_stream = engine_stream
         self._model = model
         self._created = int(time.time())
-        self._context = context
+        self.context = context
         self._template = template
         self._retokenizer = retokenizer
         self._charge = charge
@@ -92,7 +92,7 @@ class ServerPromptStream:
 
     async def start(self) -> None:
         """Sync the text before the first chunk to the engine."""
-        self._suffix = await self._context.side_thread.render(
+        self._suffix = await self.context.side_thread.render(
             self._large, lambda: text_after_context(self._template)
         )
         self._tokenized = await self._sync(self._current)
@@ -103,11 +103,11 @@ class ServerPromptStream:
             self._check_open(body.version)
             large = len(self._current.chunks) > _MANY_CHUNKS or len(body.operations) > _MANY_CHUNKS
             before = self._current
-            context_version, chunk_ids = await self._context.side_thread.run_if(
+            context_version, chunk_ids = await self.context.side_thread.run_if(
                 large, lambda: before.edited(body.operations)
             )
             self._tokenized = await self._sync(context_version)
-            self._context.metrics.stream_chunks.inc(context_version.added - self._current.added)
+            self.context.metrics.stream_chunks.inc(context_version.added - self._current.added)
             self._current = context_version
             return EditReply(id=self.name, version=context_version.version, chunks=chunk_ids)
 
@@ -116,7 +116,7 @@ class ServerPromptStream:
         async with self._lock:
             self._check_open(body.version)
             answer, task = await self._answer(body)
-            params = self._context.llm.complete(task.prompt.ids, task.params)
+            params = self.context.llm.complete(task.prompt.ids, task.params)
             if self.answer_early:
                 await self.engine_stream.finish()
             self.answering = True
@@ -169,7 +169,7 @@ class ServerPromptStream:
 
     async def _sync(self, context_version: ContextVersion) -> Tokenized:
         """Tokenize the prompt with `context_version`, and sync it to the engine."""
-        limit, tokenizer = self._context.llm.model.max_model_len, self._context.llm.tokenizer
+        limit, tokenizer = self.context.llm.model.max_model_len, self.context.llm.tokenizer
         self._check_length(sum(len(chunk.text) for chunk in context_version.chunks))
         charged = self._charge.held
         try:
@@ -188,8 +188,8 @@ class ServerPromptStream:
         return tokenized
 
     def _check_length(self, characters: int) -> None:
-        limit = self._context.llm.model.max_model_len
-        if characters > limit * self._context.llm.tokenizer.longest_token:
+        limit = self.context.llm.model.max_model_len
+        if characters > limit * self.context.llm.tokenizer.longest_token:
             raise RequestError(
                 f"the prompt would have {characters} characters, far more than a context of {limit} holds",
                 field="operations",
@@ -202,7 +202,7 @@ class ServerPromptStream:
         base = self._size + texts + _CHUNK_BYTES * chunks
         self._charge.set(max(self._charge.held, base + 2 * texts))
         large = self._large or texts > THREAD_THRESHOLD or chunks > _MANY_CHUNKS
-        tokenized, tail = await self._context.side_thread.render(large, lambda: self._encode(context_version))
+        tokenized, tail = await self.context.side_thread.render(large, lambda: self._encode(context_version))
         self._charge.set(base + sys.getsizeof(tokenized.text) + 2 * TOKEN_BYTES * len(tokenized.ids))
         return tokenized, tail
 

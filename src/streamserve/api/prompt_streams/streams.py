@@ -31,6 +31,9 @@ from streamserve.protocol.request_options import RequestOptions
 from streamserve.text.retokenize import Retokenizer
 
 _RETRY_AFTER = 5.0
+_IN_USE_SECONDS = 5.0
+"""A stream is in use for this many seconds after its latest request, and while it is answered. A server that
+drains waits for streams in use, but not for idle ones."""
 
 
 class PromptStreams:
@@ -42,6 +45,7 @@ class PromptStreams:
         self._retokenizers = {context.llm.served_names[0]: Retokenizer(context.llm.tokenizer)}
         self._streams: dict[str, ServerPromptStream] = {}
         self._resources: dict[str, ExitStack] = {}
+        self._in_use: dict[str, ExitStack] = {}
 
     async def create(self, body: StreamRequest, owner: str, size: int) -> StreamReply:
         """Create a stream of `owner`. Its request takes `size` bytes.
@@ -53,7 +57,7 @@ class PromptStreams:
             lease = await lease_of(self._context, body.model)
             resources.callback(lease.release)
             context, model = lease.context, served_name(lease.context.llm, body.model)
-            resources.enter_context(context.drain.request())
+            context.drain.check_accepting()
             self._reserve_slot(name, context, resources)
             charge = resources.enter_context(self._context.memory.charge())
             charge.add(size)
@@ -64,7 +68,9 @@ class PromptStreams:
                 await stream.engine_stream.close()
                 raise
             self._streams[name] = stream
+            resources.callback(self._release, name)
             self._resources[name] = resources.pop_all()
+        self._use(stream)
         self._schedule_expiry(stream)
         return StreamReply(id=name)
 
@@ -139,6 +145,7 @@ class PromptStreams:
         if stream is None:
             reason = "it is finished, deleted or expired"
             raise RequestError(f"there is no stream {name[:64]!r}: {reason}", status=404)
+        self._use(stream)
         return stream
 
     def _find(self, name: str, owner: str) -> ServerPromptStream | None:
@@ -233,6 +240,26 @@ class PromptStreams:
         if self._streams.pop(stream.name, None) is not None:
             with self._resources[stream.name]:  # the model stays loaded until the stream is closed
                 await stream.engine_stream.close()
+
+    def _use(self, stream: ServerPromptStream) -> None:
+        """Count a stream as an open request until it is idle."""
+        stream.last_used = time.monotonic()
+        if stream.name not in self._in_use:
+            self._in_use[stream.name] = ExitStack()
+            self._in_use[stream.name].enter_context(stream.context.drain.request(accepted=True))
+            self._release_if_idle(stream)
+
+    def _release_if_idle(self, stream: ServerPromptStream) -> None:
+        """Count a stream no longer if it is idle; otherwise schedule the next check."""
+        left = stream.last_used + _IN_USE_SECONDS - time.monotonic()
+        if left <= 0 and not stream.answering:
+            self._release(stream.name)
+        elif stream.name in self._streams:
+            asyncio.get_running_loop().call_later(max(left, 1.0), self._release_if_idle, stream)
+
+    def _release(self, name: str) -> None:
+        if use := self._in_use.pop(name, None):
+            use.close()
 
     def _schedule_expiry(self, stream: ServerPromptStream) -> None:
         """End the stream if it has expired; otherwise schedule the next check."""
