@@ -1,5 +1,8 @@
 """The client for prompt streams, sync and async: a streamed prompt is answered as if sent at once."""
 
+import subprocess
+import sys
+
 import httpx
 import pytest
 
@@ -16,6 +19,15 @@ def server():
         "embedded", "--threads", "1", "--draft", "none", "--api-key", "a-key-of-some-length"
     ) as served:
         yield served
+
+
+def test_without_httpx_the_import_says_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx'] = None; import streamserve.client"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        'ImportError: streamserve.client needs httpx: pip install "streamserve[client]"'
+    )
 
 
 def complete_text(server: Served, prompt: str) -> str:

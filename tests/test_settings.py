@@ -309,6 +309,12 @@ def test_a_setting_without_effect_is_refused(settings: dict[str, object], named:
         resolve("embedded", settings, environ={})
 
 
+@pytest.mark.parametrize(("use", "level"), [("serve", "info"), ("batch", "warning"), ("llm", "warning")])
+def test_messages_do_not_stand_between_answers(use: Use, level: str) -> None:
+    assert resolve(environ={}, use=use).server.log_level == level
+    assert resolve(overrides={"log_level": "debug"}, environ={}, use=use).server.log_level == "debug"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("kv_cache_bytes", "99999999999999999TB"), ("kv_cache_bytes", 10**30), ("swap_space", math.inf)],

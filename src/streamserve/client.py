@@ -14,7 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-import httpx
+try:
+    import httpx
+except ImportError:
+    raise ImportError('streamserve.client needs httpx: pip install "streamserve[client]"') from None
 
 RETRIES = 3
 """Number of attempts at a request whose reply was lost. All have the same Idempotency-Key, so it is executed

@@ -65,6 +65,12 @@ def acting(use: Use) -> frozenset[str]:
     }[use]
 
 
+def defaults_in(use: Use) -> Mapping[str, Any]:
+    """Return the defaults that differ in a use. Where the output is text for a person or a program, messages
+    that are no warnings would stand in between."""
+    return {"log_level": "warning"} if use in ("llm", "batch") else {}
+
+
 def acting_options(use: Use) -> list[Option]:
     """Return the settings that have an effect in a use, in the order of all settings."""
     return [option for option in options() if option.name in acting(use)]

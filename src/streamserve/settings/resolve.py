@@ -27,7 +27,7 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.cluster import check_launcher
-from streamserve.settings.commands import Use, acting, idle_text, refuse_idle, split
+from streamserve.settings.commands import Use, acting, defaults_in, idle_text, refuse_idle, split
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
@@ -126,7 +126,7 @@ def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str
 def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use: Use = "serve") -> Settings:
     """Return the settings of the model `name` from `values`. `shared`: it is one of several models of a
     server. Raises SettingsError and CheckpointError as `resolve` does."""
-    server = convert(values, ServerConfig)
+    server = convert({**defaults_in(use), **values}, ServerConfig)
     unresolved = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():

@@ -359,6 +359,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "longer"
         ),
     ] = True
-    log_level: Annotated[LogLevel, about("minimum level of log messages")] = "info"
+    log_level: Annotated[
+        LogLevel,
+        about(
+            "minimum level of log messages; by default warning in `streamserve generate`, `chat` and `batch`, "
+            "and in `LLM`"
+        ),
+    ] = "info"
     log_format: Annotated[LogFormat, about("format of log lines: text, or JSON objects")] = "text"
     access_log: Annotated[bool, about("log every HTTP request")] = False
