@@ -174,7 +174,7 @@ def test_every_option_has_a_help_text() -> None:
     assert all(option.help for option in options())
     shown = (
         CliRunner()
-        .invoke(COMMAND, ["serve", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+        .invoke(COMMAND, ["serve", "--help-all"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
         .output
     )
     for option in options():
@@ -346,7 +346,7 @@ COMMANDS: dict[Use, tuple[str, ...]] = {
 @pytest.mark.parametrize("use", COMMANDS)
 def test_a_command_refuses_the_flags_that_do_not_act_in_it(use: Use) -> None:
     """Each flag is either listed and taken, or refused by name with the place where it acts."""
-    shown = CliRunner().invoke(COMMAND, [*COMMANDS[use][:1], "--help"]).output
+    shown = CliRunner().invoke(COMMAND, [*COMMANDS[use][:1], "--help-all"]).output
     listed = {
         name for option in options() for name in [option.name] if f"--{name.replace('_', '-')} " in shown
     }

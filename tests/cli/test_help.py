@@ -5,7 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from streamserve.cli.help import FIRST, grouped, setting_groups
+from streamserve.cli.help import COMMON, FIRST, grouped, setting_groups
 from streamserve.cli.main import app
 from streamserve.settings.options import Option, options
 
@@ -26,6 +26,8 @@ def run(*arguments: str) -> str:
 )
 def test_no_line_is_longer_than_the_terminal_and_no_flag_is_cut(command: list[str]) -> None:
     text = run(*command, "--help")
+    if "--help-all" in text:
+        text += run(*command, "--help-all")
     lines = text.splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert len([line for line in lines if re.match(r"  --[a-z]", line)]) > 1
@@ -33,13 +35,26 @@ def test_no_line_is_longer_than_the_terminal_and_no_flag_is_cut(command: list[st
 
 
 def test_every_setting_is_in_the_section_of_its_group() -> None:
-    text = run("serve", "--help")
+    text = run("serve", "--help-all")
     for title, settings in setting_groups().items():
         section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         for option in settings:
             name = option.name.replace("_", "-")
             value = rf"/ --no-{name}\b" if option.kind is bool else r"[<\[A-Z]"  # <text>, TEXT, [one|other]
             assert re.search(rf" --{name} {value}", section), name  # after a short name, too
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat", "batch", "profile"])
+def test_the_help_is_short_and_says_where_the_rest_is(command: str) -> None:
+    text, whole = run(command, "--help"), run(command, "--help-all")
+    shown, every = (set(re.findall(r"^  --([a-z-]+)", page, re.MULTILINE)) for page in (text, whole))
+    assert len(text.splitlines()) < 140
+    assert shown < every
+    assert f"`root {command} --help-all` shows {len(every - shown)} further flags." in " ".join(text.split())
+
+
+def test_common_settings_are_settings() -> None:
+    assert {option.name for option in options()} > COMMON
 
 
 def test_groups_hold_all_settings_once_in_their_order() -> None:

@@ -35,7 +35,7 @@ def test_the_client_needs_no_torch() -> None:
         (["--version"], "0."),
         (["version"], "0."),
         (["--help"], "Commands:"),
-        (["serve", "--help"], "--kernel-path"),
+        (["serve", "--help-all"], "--kernel-path"),
         (["bench", "serve", "--help"], "--goodput"),
         (["serve", "--print-config"], "kv_cache_dtype"),
     ],

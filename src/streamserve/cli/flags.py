@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from streamserve.cli.help import HelpAll
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.settings.commands import Use
 from streamserve.settings.options import Option, Settings, SettingsError
@@ -44,16 +45,20 @@ def with_flags(
     """
     parameters = [_parameter(option, title) for title, declared in panels.items() for option in declared]
     parameters += [_parameter(option, None) for option in hidden]
+    help_all = inspect.Parameter(
+        "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll
+    )
 
     def decorate(command: Command) -> Command:
         @exit_on_error()
         @wraps(command)
         def run(**arguments: Any) -> None:
             flags = {parameter.name: arguments.pop(parameter.name) for parameter in parameters}
+            del arguments[help_all.name]
             command(**arguments, flags={name: flag for name, flag in flags.items() if flag not in (None, [])})
 
         own = [each for each in inspect.signature(command).parameters.values() if each.name != "flags"]
-        run.__signature__ = inspect.Signature([*own, *parameters])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature([*own, help_all, *parameters])  # type: ignore[attr-defined]
         return run
 
     return decorate

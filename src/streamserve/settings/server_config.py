@@ -362,8 +362,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: Annotated[
         LogLevel,
         about(
-            "minimum level of log messages; by default warning in `streamserve generate`, `chat` and `batch`, "
-            "and in `LLM`"
+            "minimum level of log messages; by default warning in `streamserve generate`, `chat` and "
+            "`batch`, and in `LLM`"
         ),
     ] = "info"
     log_format: Annotated[LogFormat, about("format of log lines: text, or JSON objects")] = "text"
