@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+import streamserve
 from streamserve.execution.backends.native.build import COMMON_FLAGS, SOURCES
 from streamserve.execution.backends.native.levels import LEVELS, Level
 from streamserve.execution.backends.native.packaged import FOLDER, file_name
@@ -147,12 +148,16 @@ def audit(wheel: Path) -> None:
         raise WheelError(f"auditwheel: {report}{done.stderr}")
 
 
+def path_in_wheel(level: Level) -> str:
+    """Return the path of a level's library in the wheel: there the package looks for it."""
+    return (FOLDER / file_name(level)).relative_to(Path(streamserve.__file__).parents[1]).as_posix()
+
+
 def build(out: Path, jobs: int) -> Path:
     """Build the wheel in the folder `out`, with `jobs` compilers at a time; return it. Raises WheelError."""
     folder = ROOT / "build" / "kernels" / digest()
     folder.mkdir(parents=True, exist_ok=True)
-    where = FOLDER.relative_to(SOURCES.parents[3]).as_posix()
-    libraries = {f"{where}/{file_name(level)}": compile_level(level, folder, jobs) for level in LEVELS}
+    libraries = {path_in_wheel(level): compile_level(level, folder, jobs) for level in LEVELS}
     with tempfile.TemporaryDirectory() as temporary:
         wheel = pack(pure_wheel(Path(temporary)), libraries, out)
     audit(wheel)

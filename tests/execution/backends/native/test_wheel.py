@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.build_wheel import path_in_wheel
 from streamserve.execution.backends.native.build import BuildFailed, build
-from streamserve.execution.backends.native.levels import Level, detected_level
+from streamserve.execution.backends.native.levels import LEVELS, Level, detected_level
 from streamserve.execution.backends.native.library import Path as KernelPath
 from streamserve.execution.backends.native.library import ThreadPool, load_library
 from streamserve.execution.backends.native.linear import NativeLinear
@@ -30,6 +31,12 @@ RUNNABLE = levels()
 @pytest.fixture(scope="module")
 def wheel() -> Path:
     return built_wheel()
+
+
+def test_libraries_are_where_the_package_looks_for_them() -> None:
+    """Here without a built wheel, which takes minutes."""
+    for level in LEVELS:
+        assert path_in_wheel(level) == f"streamserve/execution/backends/native/compiled/{file_name(level)}"
 
 
 Pools = Callable[[KernelPath], tuple[ThreadPool, ThreadPool]]
