@@ -67,7 +67,7 @@ def acting(use: Use) -> frozenset[str]:
 
 def defaults_in(use: Use) -> Mapping[str, Any]:
     """Return the defaults that differ in a use. Where the output is text for a person or a program, messages
-    that are no warnings would stand in between."""
+    that are no warnings would interrupt it."""
     return {"log_level": "warning"} if use in ("llm", "batch") else {}
 
 
