@@ -1,7 +1,10 @@
 """The client for prompt streams, sync and async: a streamed prompt is answered as if sent at once."""
 
+import json
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import httpx
 import pytest
@@ -35,6 +38,19 @@ def complete_text(server: Served, prompt: str) -> str:
     body = {"prompt": prompt, **SAMPLING}
     reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
     return str(reply.json()["choices"][0]["text"])
+
+
+def test_the_example_of_the_guide(server: Served) -> None:
+    """docs/guides/prompt-streams.md, as it stands there."""
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "prompt-streams.md").read_text(encoding="utf-8")
+    code = guide.partition("    from streamserve.client import PromptStream\n")[2].partition("\n\nWith")[0]
+    code = textwrap.dedent(code).replace(
+        '"http://127.0.0.1:8000"', f'"{server.url}", api_key="a-key-of-some-length"'
+    )
+    run = [sys.executable, "-c", f"from streamserve.client import PromptStream\n{code}"]
+    answer = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert answer.endswith("13")
+    assert json.dumps(answer)[1:-1] in guide
 
 
 def test_all_edits(server: Served) -> None:
