@@ -65,26 +65,56 @@ def make_checkpoint(
     return Path(folder)
 
 
+_VISION: dict[str, dict[str, Any]] = {
+    "gemma3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+               "image_size": 28, "patch_size": 14},
+    "mistral3": {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                 "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+    "qwen2_5_vl": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2,
+                   "out_hidden_size": _SIZES["hidden_size"], "fullatt_block_indexes": [0]},
+    "qwen3_vl": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2,
+                 "out_hidden_size": _SIZES["hidden_size"], "num_position_embeddings": 16,
+                 "deepstack_visual_indexes": [0]},
+}  # fmt: skip
+"""The config of a small vision tower, by multimodal architecture. Its text part has the given fields."""
+
+
+def _config(architecture: str, fields: dict[str, Any]) -> Any:
+    """Return the config of an architecture whose text model has `fields`."""
+    from transformers import AutoConfig
+
+    vision = _VISION.get(architecture)
+    if vision is None:
+        return AutoConfig.for_model(architecture, **fields)
+    text = {"model_type": "mistral", **fields} if architecture == "mistral3" else fields
+    outer = {name: fields[name] for name in ("tie_word_embeddings",) if name in fields}
+    return AutoConfig.for_model(architecture, text_config=text, vision_config=vision, **outer)
+
+
+def _model_class(architecture: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if architecture in _VISION else AutoModelForCausalLM
+
+
 def _make_model(
     folder: Path, architecture: str, dtype: str, seed: int, max_shard_size: str, fields: dict[str, Any]
 ) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config = AutoConfig.for_model(architecture, **fields)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    config = _config(architecture, fields)
+    model = _model_class(architecture).from_config(config, dtype=torch.float32)
     _randomize(model, torch.Generator().manual_seed(seed))
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
-    if config.vocab_size >= 300:
-        _write_tokenizer(folder, config.vocab_size)
+    if fields["vocab_size"] >= 300:
+        _write_tokenizer(folder, fields["vocab_size"])
 
 
 def reference_model(folder: Path, dtype: str = "float32") -> Any:
     """Return the checkpoint as a transformers model, the reference for exactness."""
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    architecture = json.loads((folder / "config.json").read_bytes())["model_type"]
+    return _model_class(architecture).from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 
 @torch.no_grad()

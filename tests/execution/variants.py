@@ -8,10 +8,9 @@ import torch
 from streamserve.contracts.plan import Span
 from streamserve.execution.compute.kv_cache import KVCache
 from streamserve.execution.compute.layout import lay_out
-from streamserve.execution.formats.checkpoint import Checkpoint
+from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.loading.load import make_attention
 from streamserve.execution.loading.weights import load_model
-from streamserve.execution.model.spec import read_spec
 from tests.checkpoints import reference_model
 
 TEXT = torch.randint(0, 320, (1, 60), generator=torch.Generator().manual_seed(7))
@@ -87,6 +86,7 @@ GPT_OSS = {
     "sliding_window": 9,
     "rope_parameters": {**YARN, "rope_theta": 150_000.0, "truncate": False},
 }
+IMAGE_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [2, 3, 3]}
 MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
 VARIANTS = [
     ("llama", {}),
@@ -141,6 +141,10 @@ VARIANTS = [
             "sliding_window": 13,
         },
     ),
+    ("gemma3", {**GEMMA3, "final_logit_softcapping": None}),
+    ("mistral3", {"head_dim": 16, "sliding_window": None}),
+    ("qwen2_5_vl", {"rope_parameters": IMAGE_ROPE, "tie_word_embeddings": True}),
+    ("qwen3_vl", {"rope_parameters": {**IMAGE_ROPE, "mrope_interleaved": True}, "head_dim": 16}),
     ("olmo2", {}),
     ("olmo2", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     ("qwen2_moe", QWEN2_MOE),
@@ -179,8 +183,9 @@ VARIANTS = [
 @torch.inference_mode()
 def logits_of(folder: Path, chunks: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Our logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
-    spec = read_spec(folder).at_length(TEXT.shape[1])
-    model = load_model(Checkpoint(folder), spec, dtype)
+    spec, checkpoint = open_checkpoint(folder)
+    spec = spec.at_length(TEXT.shape[1])
+    model = load_model(checkpoint, spec, dtype)
     cache = KVCache(spec, 16, 4, dtype)
     attention = make_attention(cache, spec, None)
     blocks = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]

@@ -365,7 +365,7 @@ GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 16}
             {**GEMMA3, "rope_parameters": {"full_attention": {}}, "rope_scaling": {"type": "linear"}},
             "rope_scaling is not supported in addition to rope_parameters",
         ),
-        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "only the text model, Gemma3ForCausalLM"),
+        ({"architectures": ["Phi3ForConditionalGeneration"]}, "only the text model, Phi3ForCausalLM"),
     ],
     ids=str,
 )

@@ -42,11 +42,14 @@ class ExpectedTensor:
 
 class Checkpoint:
     """The tensors of `folder` by their plain names. If `base_model` allows a base model, its tensors' names
-    get the prefix `BASE`. Raises CheckpointError for a file that is missing or damaged."""
+    get the prefix `BASE`. Tensors whose names have one of the prefixes `left_out` are left out. Raises
+    CheckpointError for a file that is missing or damaged."""
 
-    def __init__(self, folder: Path, base_model: bool = False) -> None:
+    def __init__(self, folder: Path, base_model: bool = False, left_out: tuple[str, ...] = ()) -> None:
         self.path = folder
-        self._files = _open_files(folder)
+        self._files = {
+            name: entry for name, entry in _open_files(folder).items() if not name.startswith(left_out)
+        }
         self._stored: Mapping[str, str] = {}
         names = {name: plain_name(name) for name in self._files}
         if base_model and not any(name.startswith(BASE) for name in names.values()):

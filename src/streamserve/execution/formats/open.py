@@ -10,6 +10,7 @@ from streamserve.execution.formats.gguf.spec import read_spec as read_gguf_spec
 from streamserve.execution.model import spec as hugging_face
 from streamserve.execution.model.shapes import HEAD
 from streamserve.execution.model.spec import ModelSpec
+from streamserve.execution.model.text_part import OTHER_PARTS
 from streamserve.gguf.files import open_gguf
 from streamserve.gguf.paths import gguf_file
 
@@ -22,9 +23,12 @@ def open_checkpoint(path: Path, embeds: bool = False) -> tuple[ModelSpec, AnyChe
     spec: ModelSpec
     checkpoint: AnyCheckpoint
     if file is None:
-        spec, checkpoint = hugging_face.read_spec(path, embeds), Checkpoint(path, embeds)
+        spec = hugging_face.read_spec(path, embeds)
+        checkpoint = Checkpoint(path, embeds, OTHER_PARTS if spec.multimodal else ())
         if embeds and HEAD not in checkpoint:
             spec = replace(spec, tied_embeddings=True)  # no logits are computed
+        elif spec.multimodal:  # the fields of such configs disagree, in the config and in text_config
+            spec = replace(spec, tied_embeddings=HEAD not in checkpoint)
     else:
         model = open_gguf(file)
         spec = read_gguf_spec(model)

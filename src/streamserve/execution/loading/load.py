@@ -87,6 +87,8 @@ def load(
     change.
     """
     spec, checkpoint = open_checkpoint(FilePath(config.path), config.task == "embed")
+    if spec.multimodal:
+        log.warning("only the text part of %s is served: requests with images are refused", config.path)
     device, memory_share = divide_devices(config.device, share)
     if config.task in ("embed", "score") and (device.type == "cuda" or config.backend == "device"):
         raise CheckpointError(f"--task {config.task} is not computed on a GPU yet: use --device cpu")

@@ -30,6 +30,7 @@ from streamserve.execution.model.rope_spec import (
     rotated_dimensions,
     served_positions,
 )
+from streamserve.execution.model.text_part import TEXT_PARTS, text_fields
 
 MAX_LAYERS = 10_000
 """Maximum number of layers: more than any model has. Later the number is compared with the files' tensors."""
@@ -77,6 +78,7 @@ class ModelSpec:
     * `attention_cap`, `logits_cap`: bounds of scores and logits x, as cap · tanh(x / cap); 0: none.
     * `stored`: the formats of the layers' matrices, if any of them is stored quantized.
     * `experts`: the mixture of experts that is the MLP of some layers.
+    * `multimodal`: it is the text part of a multimodal checkpoint.
     """
 
     architecture: str
@@ -112,6 +114,7 @@ class ModelSpec:
     experts: Experts | None = None
     clamp: Clamp | None = None
     sinks: bool = False
+    multimodal: bool = False
 
     def experts_of(self, layer: int) -> Experts | None:
         """Return the mixture of experts of a layer; None if the layer has a plain MLP."""
@@ -131,6 +134,9 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
     output head. Raises CheckpointError, which names the file and the unsupported field."""
     config = read_fields(folder / "config.json")
     name = _architecture_name(config, embeds)
+    part = TEXT_PARTS.get(name)
+    if part is not None:
+        config, name = text_fields(config, part), part.architecture
     family = ARCHITECTURES[name]
     _refuse_unsupported(config, family)
     parameters = rope_parameters(config, by_layer=family.local_theta is not None)
@@ -187,6 +193,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         experts=experts,
         clamp=_clamp(config) if family.clamped else None,
         sinks=family.sinks,
+        multimodal=part is not None,
     )
     if spec.num_heads % spec.num_kv_heads:
         config.refuse("num_attention_heads", f"must be a multiple of {spec.num_kv_heads} key-value heads")
@@ -208,9 +215,10 @@ def _architecture_name(config: Fields, embeds: bool) -> str:
     name = str(names[0])
     if embeds and name.endswith("Model"):
         name = name.removesuffix("Model") + "ForCausalLM"
-    if name not in ARCHITECTURES:
+    if name not in ARCHITECTURES and name not in TEXT_PARTS:
         text = name.replace("ForConditionalGeneration", "ForCausalLM")
-        hint = f"only the text model, {text}" if text in ARCHITECTURES else ", ".join(ARCHITECTURES)
+        every = ", ".join((*ARCHITECTURES, *TEXT_PARTS))
+        hint = f"only the text model, {text}" if text in ARCHITECTURES else every
         config.refuse("architectures", f"{name!r} is not supported (supported: {hint})")
     return name
 

@@ -13,10 +13,9 @@ from streamserve.execution.backends.native.model import NativeModel
 from streamserve.execution.compute.attention import AttentionBackend
 from streamserve.execution.compute.kv_cache import KVCache
 from streamserve.execution.compute.layout import lay_out
-from streamserve.execution.formats.checkpoint import Checkpoint
+from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.loading.load import make_attention
 from streamserve.execution.loading.weights import LinearMakers, load_model
-from streamserve.execution.model.spec import read_spec
 from tests.execution.variants import TEXT
 
 BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
@@ -26,10 +25,11 @@ def model_of(
     folder: Folder, pool: ThreadPool, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[NativeModel, AttentionBackend]:
     """The model on the kernels, and its attention over a KV cache that holds no numbers."""
-    spec = read_spec(folder).at_length(TEXT.shape[1])
+    spec, checkpoint = open_checkpoint(folder)
+    spec = spec.at_length(TEXT.shape[1])
     linear = partial(NativeLinear, pool, dtype=dtype)
     makers = LinearMakers(linear, partial(linear, paired=True), linear, partial(NativeLinear, pool))
-    model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, makers), pool)
+    model = NativeModel.of(load_model(checkpoint, spec, dtype, makers), pool)
     cache = KVCache(spec, 16, 4, dtype)
     cache.data.fill_(torch.nan)
     return model, make_attention(cache, spec, pool)

@@ -17,11 +17,10 @@ from streamserve.execution.backends.native.linear import NativeLinear
 from streamserve.execution.backends.native.model import NativeModel
 from streamserve.execution.backends.native.paths import numerics_of
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.formats.checkpoint import Checkpoint
+from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.formats.quantization import HEAD_FORMAT, parse_format
 from streamserve.execution.loading.load import make_attention
 from streamserve.execution.loading.weights import LinearMakers, load_model
-from streamserve.execution.model.spec import read_spec
 from tests.conftest import Scale
 from tests.execution.backends.native.forwarding import BLOCKS, forward
 from tests.execution.backends.native.sequences import Sequence
@@ -110,11 +109,12 @@ def test_attention(alike, scale: Scale, record) -> None:
 
 
 def model_of(folder: Folder, pool: ThreadPool, width: str, dtype: torch.dtype) -> NativeModel:
-    spec, format = read_spec(folder).at_length(TEXT.shape[1]), parse_format(width)
+    spec, checkpoint = open_checkpoint(folder)
+    spec, format = spec.at_length(TEXT.shape[1]), parse_format(width)
     linear = partial(NativeLinear, pool, dtype=dtype)
     makers = LinearMakers(linear, partial(linear, paired=True), linear, partial(NativeLinear, pool))
     head = HEAD_FORMAT if format else None
-    return NativeModel.of(load_model(Checkpoint(folder), spec, dtype, makers, format=format, head=head), pool)
+    return NativeModel.of(load_model(checkpoint, spec, dtype, makers, format=format, head=head), pool)
 
 
 @pytest.mark.parametrize(("architecture", "overrides"), VARIANTS, ids=str)

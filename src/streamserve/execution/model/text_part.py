@@ -1,0 +1,76 @@
+"""The text part of a multimodal checkpoint, which is served as a text model.
+
+Its config is the nested `text_config`, and its class has another name than the text model's. Tensors of the
+other parts, such as a vision tower, are not loaded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamserve.execution.model.fields import Fields, shown
+
+OTHER_PARTS = tuple(
+    prefix + part
+    for prefix in ("", "model.")
+    for part in ("vision_tower.", "visual.", "multi_modal_projector.")
+)
+"""Prefixes of tensors that are no part of the text model."""
+
+_SHARED = ("dtype", "torch_dtype", "eos_token_id", "quantization_config")
+"""Fields that a config may have beside `text_config` instead of in it."""
+
+_ROPES = ("rope_parameters", "rope_scaling")
+_IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
+"""Rope parameters that distribute positions over time, height and width. All three are equal in a text, so
+that the embedding is the plain one."""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The text part of a multimodal architecture: the `architecture` that computes it, its possible
+    `model_types` in configs, and the `defaults` of transformers' class for it that the architecture lacks."""
+
+    architecture: str
+    model_types: tuple[str, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+TEXT_PARTS = {
+    "Gemma3ForConditionalGeneration": TextPart(
+        "Gemma3ForCausalLM",
+        ("gemma3_text",),
+        {
+            "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+            "num_attention_heads": 8, "max_position_embeddings": 131_072,
+        },
+    ),
+    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", ("mistral",)),
+    "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", ("qwen2_vl_text", "qwen2_vl")),
+    "Qwen2_5_VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", ("qwen2_5_vl_text", "qwen2_5_vl")),
+    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", ("qwen3_vl_text",)),
+}  # fmt: skip
+"""The multimodal architectures whose text part is served."""
+
+
+def text_fields(config: Fields, part: TextPart) -> Fields:
+    """Return the config of the text part. Configs of Qwen2-VL before transformers 4.52 have its fields at the
+    top. Raises CheckpointError for an unsupported text model."""
+    nested = config.nested("text_config") or config
+    if nested.get("model_type") not in part.model_types:
+        supported = ", ".join(map(repr, part.model_types))
+        nested.refuse(
+            "model_type", f"{shown(nested.get('model_type'))} is not supported (supported: {supported})"
+        )
+    outer = {name: config.values[name] for name in _SHARED if name in config.values}
+    values = {**part.defaults, **outer, **nested.values}
+    return Fields(nested.name, values | {name: _plain(values[name]) for name in _ROPES if name in values})
+
+
+def _plain(parameters: Any) -> Any:
+    """Return rope parameters without those that only positions of images need."""
+    if not isinstance(parameters, dict):
+        return parameters
+    plain = {name: value for name, value in parameters.items() if name not in _IMAGE_POSITIONS}
+    kinds = {name: "default" for name in ("rope_type", "type") if plain.get(name) == "mrope"}
+    return plain | kinds
