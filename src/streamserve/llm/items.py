@@ -17,6 +17,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch
+from streamserve.text.message import NewReader
 from streamserve.text.output import ChoiceDelta, ChoiceText, Usage
 from streamserve.text.tokenizer import Tokenizer
 
@@ -31,13 +32,18 @@ async def read_items(
     prompt_tokens: int,
     params: SamplingParams,
     stopwatch: Stopwatch,
+    reader: NewReader | None = None,
 ) -> AsyncIterator[Item]:
-    """Yield the items of `steps`, a request's events, timed by `stopwatch`.
+    """Yield the items of `steps`, a request's events, timed by `stopwatch`. With `reader`, each choice is
+    parsed as a chat reply.
 
     A choice that ends at a stop string is cancelled in the fleet. Raises RequestError if a choice ends with
     an error.
     """
-    choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
+    choices = {
+        choice: ChoiceText(tokenizer, params, choice, reader() if reader else None)
+        for choice in range(params.n)
+    }
     counts = _Counts()
     async for events in steps:
         for event in events:

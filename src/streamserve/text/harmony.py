@@ -11,9 +11,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from streamserve.text.message import MessagePart
+from streamserve.text.reply_events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    ReasoningDelta,
+    ReplyEvent,
+    TextDelta,
+)
 from streamserve.text.tools.formats import FORMATS
-from streamserve.text.tools.parser import CallDelta, new_id, overlap
+from streamserve.text.tools.parser import new_id, overlap
+
+MessagePart = list[ReplyEvent]
+"""The events of one parsed piece of text."""
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -36,11 +46,6 @@ class HarmonyParser:
         self._arguments = ""
         self._written: set[str] = set()
         self._separator = ""
-
-    @property
-    def called(self) -> bool:
-        """Whether a tool was called."""
-        return self._calls > 0
 
     def read(self, text: str, final: bool) -> MessagePart:
         """Parse the next piece. If it is the `final` one, also return text that was held back."""
@@ -88,7 +93,7 @@ class HarmonyParser:
             self._begin("call")
             self._calls += 1
             if self._counts:
-                part.calls.append(CallDelta(self._calls - 1, "", new_id(FORMATS["harmony"]), name))
+                part.append(CallBegin(self._calls - 1, new_id(FORMATS["harmony"]), name))
         elif recipient or (channel and channel[1] not in ("analysis", "commentary", "final")):
             self._begin("content")
             self._write(part, header.lstrip() + _MESSAGE)
@@ -110,7 +115,10 @@ class HarmonyParser:
         index, mark = min(found)
         self._write(part, self._held[:index])
         self._held = self._held[index + (len(mark) if mark in _ENDS else 0) :]
+        called = self._kind == "call"
         self._end_message(part)
+        if called and self._counts:
+            part.append(CallEnd(self._calls - 1))
         return True
 
     def _end_message(self, part: MessagePart) -> None:
@@ -124,14 +132,11 @@ class HarmonyParser:
         if self._kind == "call":
             self._arguments += text
             if self._counts:
-                part.calls.append(CallDelta(self._calls - 1, text))
+                part.append(CallArguments(self._calls - 1, text))
             return
         text, self._separator = self._separator + text, ""
         self._written.add(self._kind)
-        if self._kind == "reasoning":
-            part.reasoning += text
-        else:
-            part.content += text
+        part.append(ReasoningDelta(text) if self._kind == "reasoning" else TextDelta(text))
 
     @property
     def _counts(self) -> bool:

@@ -77,6 +77,10 @@ class Content:
         if text:
             await self._grow(text, EventDelta(type="input_json_delta", partial_json=text))
 
+    async def call_end(self) -> None:
+        """Close the latest call: its arguments are complete."""
+        await self.close()
+
     async def close(self) -> None:
         """Close the open block."""
         if self._open is None:

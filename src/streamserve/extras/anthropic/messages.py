@@ -204,7 +204,7 @@ class _Message:
     async def _run(self, content: Content) -> MessageReply:
         """Generate, sending events to `content`; return the whole message."""
         conversation = self._conversation
-        parser = OutputParser(conversation.reader(), content)
+        parser = OutputParser(content)
         begin = self._reply(Usage(len(conversation.prompt.ids), 0))
 
         async def handle(task: GenerationTask, item: Item) -> None:
@@ -216,7 +216,9 @@ class _Message:
                 await parser.delta(item)
 
         params = msgspec.structs.replace(conversation.params, max_tokens=self._max_tokens)
-        task = GenerationTask(0, self._id, conversation.prompt, params, self._options)
+        task = GenerationTask(
+            0, self._id, conversation.prompt, params, self._options, reader=conversation.reader
+        )
         try:
             await generate(self._context, [task], handle)
         except RequestError as error:

@@ -155,7 +155,7 @@ class _Response:
 
     async def _run(self, output: Output) -> ResponseReply:
         """Generate, sending events to `output`; return the whole reply."""
-        parser = OutputParser(self._conversation.reader(), output)
+        parser = OutputParser(output)
 
         async def collect_item(task: GenerationTask, item: Item) -> None:
             if not output.begun:
@@ -167,7 +167,14 @@ class _Response:
                 await parser.delta(item)
 
         conversation = self._conversation
-        task = GenerationTask(0, self._id, conversation.prompt, conversation.params, self._options)
+        task = GenerationTask(
+            0,
+            self._id,
+            conversation.prompt,
+            conversation.params,
+            self._options,
+            reader=conversation.reader,
+        )
         try:
             # The last event has all log-probabilities.
             with charged_reply(self._context, [task], whole=True) as charge:

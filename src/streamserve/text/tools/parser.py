@@ -1,4 +1,4 @@
-"""Parses a model's text incrementally into content and tool calls.
+"""Parses a model's text incrementally into content and tool calls, in the order in which they are written.
 
 The result does not depend on how the text is split into pieces: text that may be the beginning of a call is
 held back until it is decided. Text that turns out not to be a call, or that calls an unknown tool, is
@@ -7,31 +7,16 @@ ordinary text.
 
 import secrets
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 
+from streamserve.text.reply_events import CallArguments, CallBegin, CallEnd, ReplyEvent, TextDelta
 from streamserve.text.tools.calls import CallParser, Schema, begin_call, find_head
 from streamserve.text.tools.formats import Format
 
+ParsedCalls = list[ReplyEvent]
+"""The content and calls of one parsed piece of text."""
+
 _LETTERS = string.ascii_letters + string.digits
-
-
-@dataclass(frozen=True)
-class CallDelta:
-    """The new part of call number `index`. The first part of a call has its id and name."""
-
-    index: int
-    arguments: str
-    id: str | None = None
-    name: str | None = None
-
-
-@dataclass
-class ParsedCalls:
-    """The output of one parsed piece of text."""
-
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
 
 
 class ToolCallParser:
@@ -80,8 +65,8 @@ class ToolCallParser:
             self._reject(output, self._skipped + self._call.text)
         elif self._call is None and not self._after_call:
             self._emit(output, self._skipped)
-        if not self.calls:
-            output.content += self._whitespace
+        if not self.calls and self._whitespace:
+            output.append(TextDelta(self._whitespace))
         self._skipped = self._whitespace = ""
         return output
 
@@ -145,6 +130,8 @@ class ToolCallParser:
         self._emit_call(output, call)
         if self._call is None:
             return
+        if (call.broken or call.done) and self._counts:
+            output.append(CallEnd(self.calls - 1))
         if call.broken:
             self._reject(output, call.rest)
         elif call.done:
@@ -162,11 +149,11 @@ class ToolCallParser:
             self._begun, self._skipped, self._whitespace = True, "", ""
             self.calls += 1
             if self._counts:
-                output.calls.append(CallDelta(self.calls - 1, "", new_id(self._format), call.name))
+                output.append(CallBegin(self.calls - 1, new_id(self._format), call.name))
         if self._begun:
             arguments = call.arguments if call.arguments or not call.done else "{}"
             if len(arguments) > self._emitted and self._counts:
-                output.calls.append(CallDelta(self.calls - 1, arguments[self._emitted :]))
+                output.append(CallArguments(self.calls - 1, arguments[self._emitted :]))
             self._emitted = len(arguments)
 
     @property
@@ -191,20 +178,8 @@ class ToolCallParser:
         whole = self._whitespace + text
         stripped = whole.rstrip()
         self._whitespace = whole[len(stripped) :]
-        output.content += stripped
-
-
-def merged(deltas: Sequence[CallDelta]) -> list[CallDelta]:
-    """Return `deltas` merged into at most one for each call.
-
-    Clients merge the events of a stream by a call's index, and may read only the first entry of an index in
-    an event.
-    """
-    calls: dict[int, CallDelta] = {}
-    for delta in deltas:
-        first = calls.get(delta.index)
-        calls[delta.index] = replace(first, arguments=first.arguments + delta.arguments) if first else delta
-    return list(calls.values())
+        if stripped:
+            output.append(TextDelta(stripped))
 
 
 def overlap(text: str, mark: str) -> int:
