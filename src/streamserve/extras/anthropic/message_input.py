@@ -1,9 +1,11 @@
 """Convert a request of /v1/messages to the equivalent chat request."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
+from streamserve.api.openai.call_arguments import arguments_object
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
 from streamserve.api.openai.thinking import checked_effort
 from streamserve.extras.anthropic.schemas import CountTokensRequest, MessagesRequest
@@ -190,7 +192,9 @@ def _result(block: dict[str, Any], where: str, ignored: IgnoredFields) -> dict[s
 def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
-        _refuse(f"{where}.input must be an object")
+        # A client that collects a stream's events may get any JSON value, or a part of its text.
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        arguments = arguments_object(text)
     function = {"name": _text(block, "name", where), "arguments": arguments}
     return {"id": _text(block, "id", where), "type": "function", "function": function}
 
