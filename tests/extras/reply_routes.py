@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -25,6 +26,25 @@ from tests.api.serving import parsed_delta
 TOOLS: dict[str, Any] = {"add": {"type": "object"}, "now": {"type": "object"}}
 ADD = '<tool_call>{"name": "add", "arguments": {"i": 42}}</tool_call>'
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+CALL_FORMATS = ("hermes", "llama3_json", "qwen3_coder", "pythonic", "gemma", "mistral", "granite")
+WORDS = (
+    *("<think>", "</think>", "Hi", " ", "\n", ADD, NOW, ADD[:-12], ADD[11:], NOW[:30], "x", "42", "null"),
+    *("<tool_call>", "</tool_call>", "}", "{", '"', "[", "]", ADD.replace('{"i": 42}', "null")),
+    "<tool_call>\n<function=add>\n<parameter=i>\n42\n</parameter>\n</function>\n</tool_call>",
+    *(
+        "[add(i=42), now()]",
+        "[add(i=",
+        "```",
+        "```tool_code\n",
+        "[TOOL_CALLS]",
+        "add[ARGS]{}",
+        "<|python_tag|>",
+    ),
+    *('{"name": "add", "parameters": {"i": 42}}', '[{"name": "now", "arguments": {}}]', "<function=now>"),
+)
+"""Parts of the texts that models write."""
+STOPS = ("H", "Hi", "i<", "}", "4", "null", "\n", " ", "think", "tool", "x}")
 
 Block = tuple[str, str]
 """The kind of a block, and its text; of a call its name and its arguments, in one text."""
@@ -172,3 +192,32 @@ def collected_response(events: Sequence[dict[str, Any]]) -> list[Block]:
             blocks[-1][1] += event["delta"]
     assert done == [(kind, text) for kind, text in blocks]
     return done
+
+
+def pieces_of(text: str, positions: Sequence[int]) -> list[str]:
+    """The text, split at the positions that are within it."""
+    cuts = sorted({min(position, len(text)) for position in positions} | {0, len(text)})
+    return [text[start:end] for start, end in pairwise(cuts)]
+
+
+def assert_blocks(deltas: Sequence[ChoiceDelta], blocks: list[Block]) -> None:
+    """Assert that clients of all routes get these blocks."""
+    assert collected_chat(chat_events(deltas)) == blocks
+    assert collected_message(message_events(deltas)) == blocks
+    assert collected_response(response_events(deltas)) == blocks
+
+
+def assert_same_blocks(text: str, positions: Sequence[int], stop: str | None, format: str) -> None:
+    """Assert that clients of all routes get the same blocks, and the reply the same end, however the text is
+    split; and that a stop string is in no text."""
+    stops = () if stop is None else (stop,)
+    whole = deltas_of([text], stop=stops, format=format)
+    blocks, end = collected_message(message_events(whole)), whole[-1]
+    for split in (pieces_of(text, positions), list(text)):
+        deltas = deltas_of(split, stop=stops, format=format)
+        assert_blocks(deltas, blocks)
+        last = deltas[-1]
+        assert (last.finish, last.stop, last.called) == (end.finish, end.stop, end.called)
+    assert stop is None or not any(kind == "content" and stop in part for kind, part in blocks)
+    if end.stop is None:
+        assert blocks == collected_message(message_events(deltas_of([text], format=format)))
