@@ -143,7 +143,7 @@ class ToolCallParser:
         Text that calls an unknown tool or no tool is rejected.
         """
         if not self._begun and (call.broken or call.done or call.name is not None):
-            if call.name not in self._tools:
+            if call.name is None or call.name not in self._tools:
                 self._reject(output, self._skipped + call.text)
                 return
             self._begun, self._skipped, self._whitespace = True, "", ""
