@@ -21,7 +21,7 @@ CASES: list[tuple[str, Parsed]] = [
     (THOUGHT + FINAL, ("Hm, 1 < 2.", "Yes.", [])),
     (THOUGHT + CALL, ("Hm, 1 < 2.", "", [("f", '{"a": 1}')])),
     (THOUGHT + RECIPIENT_FIRST, ("Hm, 1 < 2.", "", [("f", '{"a": 1}')])),
-    (' to=functions.f<|channel|>commentary<|message|>{"a": 1', ("", "", [("f", '{"a": 1')])),
+    (' to=functions.f<|channel|>commentary<|message|>{"a": 1', ("", "", [("f", '{"a": 1}')])),
     (
         THOUGHT + THOUGHT.replace("<|channel", "<|start|>assistant<|channel"),
         ("Hm, 1 < 2.\nHm, 1 < 2.", "", []),
@@ -31,11 +31,11 @@ CASES: list[tuple[str, Parsed]] = [
     (CALL.replace('{"a": 1}', ""), ("", "", [("f", "{}")])),
     (THOUGHT + UNKNOWN, ("Hm, 1 < 2.", UNKNOWN.removesuffix("<|call|>"), [])),
     ("Just text < here.", ("", "Just text < here.", [])),
-    ("<|channel|>analysis", ("", "<|channel|>analysis", [])),
-    ("<|channel|>other<|message|>x", ("", "<|channel|>other<|message|>x", [])),
+    ("<|channel|>analysis", ("", "", [])),
+    ("<|channel|>other<|message|>x", ("", "x", [])),
     ("<|start|>assistant<|message|>Hello", ("", "Hello", [])),
-    ("<|start|>" + "x" * 600 + "<|start|>", ("", "<|start|>" + "x" * 600 + "\n<|start|>", [])),
-    ("<|start|>" + "x" * 600 + "<|message|>y<|end|>", ("", "<|start|>" + "x" * 600 + "<|message|>y", [])),
+    ("<|start|>" + "x" * 600 + "<|start|>", ("", "x" * 600, [])),
+    ("<|start|>" + "x" * 600 + "<|message|>y<|end|>", ("", "x" * 600 + "y", [])),
     ("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Yes", ("Hm", "Yes", [])),
     ("", ("", "", [])),
 ]
@@ -99,4 +99,4 @@ def test_only_one_call_without_parallel_calls() -> None:
 def test_arguments_are_streamed() -> None:
     parser = HarmonyParser({"f": {}})
     deltas = [call.arguments for sign in CALL for call in parser.read(sign, False).calls]
-    assert deltas == ["", *'{"a": 1}']
+    assert deltas == ["", "{", '"a": ', "1}"]

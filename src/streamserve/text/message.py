@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from streamserve.protocol.messages import FinishReason
 from streamserve.text.reasoning import ReasoningParser
 from streamserve.text.tools.parser import CallDelta, ToolCallParser
 
@@ -26,8 +27,14 @@ class OutputReader(Protocol):
     def called(self) -> bool:
         """Whether a tool was called."""
 
-    def read(self, text: str, final: bool) -> MessagePart:
-        """Parse the next piece. If it is the `final` one, also return text that was held back."""
+    def read(self, text: str, final: bool, cut: bool = False) -> MessagePart:
+        """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
+        the arguments of a last call, unless the reply was `cut`."""
+
+
+def was_cut(finish: FinishReason | None, stop: str | int | None) -> bool:
+    """Return whether a reply was ended by a limit or a stop string, rather than by the model."""
+    return finish is not None and (finish != "stop" or isinstance(stop, str))
 
 
 class MessageParser:
@@ -45,8 +52,9 @@ class MessageParser:
         """Whether a tool was called."""
         return self._calls is not None and self._calls.calls > 0
 
-    def read(self, text: str, final: bool) -> MessagePart:
-        """Parse the next piece. If it is the `final` one, also return text that was held back."""
+    def read(self, text: str, final: bool, cut: bool = False) -> MessagePart:
+        """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
+        the arguments of a last call, unless the reply was `cut`."""
         reasoning, content = "", text
         if self._thoughts is not None:
             thought = self._thoughts.feed(text)
@@ -58,6 +66,6 @@ class MessageParser:
             return MessagePart(reasoning, content)
         parsed = self._calls.feed(content)
         if final:
-            last = self._calls.finish()
+            last = self._calls.finish(cut)
             return MessagePart(reasoning, parsed.content + last.content, parsed.calls + last.calls)
         return MessagePart(reasoning, parsed.content, parsed.calls)

@@ -44,7 +44,7 @@ from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.protocol.request_options import NO_OPTIONS
-from streamserve.text.message import MessagePart, OutputReader
+from streamserve.text.message import MessagePart, OutputReader, was_cut
 from streamserve.text.tools.parser import CallDelta, merged
 
 
@@ -128,7 +128,7 @@ class Chat:
         )
 
     def _whole_choice(self, number: int, piece: Piece) -> ChatChoice:
-        part = self._read(number, piece.text, True)
+        part = self._read(number, piece, True)
         calls = _whole_calls(part.calls)
         message = ChatMessage(
             content=part.content or (None if calls or part.reasoning else ""),
@@ -142,7 +142,7 @@ class Chat:
         self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> ChatChoice | None:
         """Build a choice of the stream from a delta; None if all new text is held back."""
-        part = self._read(number, piece.text, piece.finish is not None)
+        part = self._read(number, piece, piece.finish is not None)
         delta = ChatDelta(
             role="assistant" if first else UNSET,
             content=part.content if part.content or not part else UNSET,
@@ -153,9 +153,9 @@ class Chat:
             return None
         return msgspec.structs.replace(self._choice(number, piece), delta=delta)
 
-    def _read(self, number: int, text: str, final: bool) -> MessagePart:
+    def _read(self, number: int, piece: Piece, final: bool) -> MessagePart:
         reader = self._readers.setdefault(number, self._conversation.reader())
-        part = reader.read(text, final)
+        part = reader.read(piece.text, final, was_cut(piece.finish, piece.stop))
         return part if self._body.include_reasoning else replace(part, reasoning="")
 
     def _thought(self, text: str | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ generated."""
 from collections.abc import Iterable
 from typing import Protocol
 
-from streamserve.text.message import OutputReader
+from streamserve.text.message import OutputReader, was_cut
 from streamserve.text.output import ChoiceDelta, TokenLogprob, Usage
 
 
@@ -51,7 +51,8 @@ class OutputParser:
         self.finish, self.stop = delta.finish, delta.stop
         self._tokens += len(delta.tokens)
         self._logprobs += delta.logprobs
-        part = self._reader.read(delta.text, delta.finish is not None)
+        cut = was_cut(delta.finish, delta.stop)
+        part = self._reader.read(delta.text, delta.finish is not None, cut)
         if part.reasoning:
             self.thought_tokens += self._tokens
             await self._output.reasoning(part.reasoning)
