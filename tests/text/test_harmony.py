@@ -1,5 +1,7 @@
 """Harmony's channels become reasoning, content and calls, wherever the text is split."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +86,8 @@ def test_any_split_gives_the_same(parts: list[str], data: st.DataObject) -> None
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read(pieces) == read([text]) == read(list(text))
+    for _, arguments in read([text])[2]:
+        json.loads(arguments)
 
 
 @given(st.text(st.characters(exclude_characters="<|")))

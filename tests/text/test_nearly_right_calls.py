@@ -57,7 +57,7 @@ ADD = [("add", '{"i": 42}')]
 SAY = [("say", '{"text": "hello", "count": 2}')]
 SAID = [("say", '{"text": "hello", "any": "x"}')]
 
-CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
     # Closing marks are missing.
     ("hermes", HERMES.replace("}}", "}"), "", ADD),
     ("hermes", HERMES.replace("}}", ""), "", ADD),
@@ -97,6 +97,17 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("harmony", HARMONY.replace("}", "") + HARMONY, "", ADD * 2),
     ("harmony", HARMONY.replace("<|call|>", "") + HARMONY, "", ADD * 2),
     ("harmony", HARMONY.replace("<|message|>", ""), "", ADD),
+    # Opening marks are missing: the closing mark, or the separator after the name, shows the call.
+    ("hermes", HERMES.removeprefix("<tool_call>\n"), "", ADD),
+    ("hermes", "Let me see.\n" + HERMES.removeprefix("<tool_call>\n") + HERMES[12:], "Let me see.", ADD * 2),
+    ("hermes", 'So:\n{"name": "add", "arguments": {}}\nis a call.', None, []),
+    ("hermes", '{"name": "add", "arguments": {}}', None, []),
+    ("qwen3_coder", CODER.removeprefix("<tool_call>\n"), "", SAY),
+    ("olmo3", "add(i=42)\n</function_calls>", "", ADD),
+    ("functiongemma", GEMMA.removeprefix("<start_function_call>"), "", SAID),
+    ("mistral", 'add[ARGS]{"i": 42}', "", ADD),
+    ("mistral", "add[ARGS] is text", None, []),
+    ("harmony", HARMONY.removeprefix("<|channel|>"), "", ADD),
     # Marks are doubled.
     ("hermes", HERMES.replace("}}", "}}}"), "", ADD),
     ("hermes", f"{HERMES}\n</tool_call>\nDone", "\nDone", ADD),
@@ -158,17 +169,19 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     ("hermes", HERMES.replace('{"name', '{"function": {"name').replace("}}", "}}}"), "", ADD),
 ]
-"""A format, a text, and the content and calls in it."""
+"""A format, a text, and the content (None: all of it) and calls in it."""
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
-def test_a_whole_text(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    assert read(name, [text]) == (content, calls)
+def test_a_whole_text(name: str, text: str, content: str | None, calls: list[tuple[str, str]]) -> None:
+    assert read(name, [text]) == (text if content is None else content, calls)
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
-def test_character_by_character(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    assert read(name, list(text)) == (content, calls)
+def test_character_by_character(
+    name: str, text: str, content: str | None, calls: list[tuple[str, str]]
+) -> None:
+    assert read(name, list(text)) == (text if content is None else content, calls)
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,8 @@ def test_any_text_is_parsed_the_same_character_by_character(format: Format, part
     text = "".join(parts)
     whole = read(format, [text])
     assert read(format, list(text)) == whole
+    for _, arguments in whole[1]:
+        json.loads(arguments)
     if not whole[1] and format is not REQUIRED:
         assert whole[0] == text
 

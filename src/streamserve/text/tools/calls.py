@@ -8,7 +8,7 @@ xml     <function=f><parameter=city>Rome</parameter></function>               (x
 """
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -90,6 +90,21 @@ def tool_called(name: str | None, tools: Container[str]) -> str | None:
     """Return the tool that a model calls as `name`, which may have the prefix `functions.`; None if there is
     none."""
     return next((tool for tool in (name, (name or "").removeprefix(PREFIX)) if tool and tool in tools), None)
+
+
+def unopened_heads(syntaxes: Sequence[Syntax], tools: Iterable[str], closed: bool) -> tuple[str, ...]:
+    """Return the texts with which a call without its opening begins.
+
+    They can be told from other text if calls are `closed` by a mark, or have a separator.
+    """
+    names = [name for tool in tools for name in (tool, PREFIX + tool)]
+    forms: dict[str, tuple[str, ...]] = {
+        "json": ('{"name": "%s"', '{"name":"%s"') if closed else (),
+        "python": ("%s(",) if closed else (),
+        "gemma": ("call:%s{",) if closed else (),
+        "named": (f"%s{CALL_ID}", f"%s{ARGUMENTS}"),
+    }
+    return tuple(form % name for syntax in syntaxes for form in forms.get(syntax, ()) for name in names)
 
 
 def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> CallHead | Literal["undecided"] | None:

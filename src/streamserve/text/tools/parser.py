@@ -11,9 +11,16 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from streamserve.text.tools.calls import CallParser, Schema, begin_call, find_head, tool_called
+from streamserve.text.tools.calls import (
+    CallParser,
+    Schema,
+    begin_call,
+    find_head,
+    tool_called,
+    unopened_heads,
+)
 from streamserve.text.tools.formats import Format
-from streamserve.text.tools.values import overlap
+from streamserve.text.tools.values import begins, overlap
 
 _LETTERS = string.ascii_letters + string.digits
 _BRACKETS = ")]}"
@@ -70,6 +77,10 @@ class ToolCallParser:
         self._call: CallParser | None = None
         self._begun = False
         self._emitted = 0
+        known = format.bare or format.heads  # calls without an opening are known to the format
+        self._unopened = () if known else unopened_heads(format.syntaxes, tools, bool(format.strays))
+        self._unproven = False
+        self._last = "\n"  # the last character before the pending text
 
     def feed(self, text: str) -> ParsedCalls:
         """Parse the next piece."""
@@ -108,18 +119,38 @@ class ToolCallParser:
         pending, format = self._pending, self._format
         marks = (*format.openings, *format.heads, *(format.strays if self.calls else ()))
         found = [(pending.find(mark), -len(mark), mark) for mark in marks if mark in pending]
-        if not found:
-            held = 0 if final else max((overlap(pending, mark) for mark in marks), default=0)
-            self._emit(output, self._consume(len(pending) - held))
-            return False
-        index, _, mark = min(found)
+        index, _, mark = min(found, default=(len(pending), 0, ""))
+        unopened = self._find_unopened(pending[:index])
+        if unopened is not None:
+            index, mark = unopened, ""
+        elif not found and not final:
+            index -= max((overlap(pending, mark) for mark in marks), default=0)
+            index = min(index, self._possibly_unopened(pending))
         self._emit(output, self._consume(index))
         if mark in format.strays:
             self._consume(len(mark))
-        else:
+        elif mark or unopened is not None:
             self._skipped = "" if mark in format.heads else self._consume(len(mark))
-            self._in_text, self._opened = False, True
-        return True
+            self._in_text, self._opened, self._unproven = False, True, unopened is not None
+        return bool(mark) or unopened is not None
+
+    def _find_unopened(self, text: str) -> int | None:
+        """Return the index of a call of a tool without its opening, at the beginning of a line of the pending
+        text."""
+        start = 0
+        while self._unopened and start <= len(text):
+            line = text[start:].lstrip(" \t")
+            if (start or self._last == "\n") and line.startswith(self._unopened):
+                return len(text) - len(line)
+            start = text.find("\n", start) + 1 or len(text) + 1
+        return None
+
+    def _possibly_unopened(self, text: str) -> int:
+        """Return the index from which on the text may be the beginning of such a call."""
+        start = text.rfind("\n") + 1
+        line = text[start:].lstrip(" \t")
+        possible = (start or self._last == "\n") and any(head.startswith(line) for head in self._unopened)
+        return start if possible else len(text)
 
     def _read_gap(self, output: ParsedCalls, final: bool) -> bool:
         """Skip the markers and whitespace around calls. Returns False to wait for more text."""
@@ -173,10 +204,24 @@ class ToolCallParser:
         """Parse the rest of a call, and emit the new part of it. Returns False to wait for more text."""
         count = call.feed(self._pending, final)
         self._consume(count)
+        if self._unproven and not call.broken and not self._proven(call, final):
+            if self._unproven:
+                return count > 0
+            self._reject(output, self._skipped + call.text)
+            return True
         self._emit_call(output, call)
         if self._call is not None and call.done:
             self._call, self._gap = None, _AFTER_CALL
         return count > 0 or self._call is None
+
+    def _proven(self, call: CallParser, final: bool) -> bool:
+        """Return whether text without the opening of a call is a call: its closing mark, or the separator
+        after its name, shows that. Sets `_unproven` to whether more text decides."""
+        after = self._pending.lstrip(_BRACKETS + " \t\r\n")
+        closed = begins(after, 0, self._format.strays, final) if call.done else None
+        separated = bool(self._format.separator) and self._format.separator in self._skipped
+        self._unproven = closed is None and not separated
+        return closed is True or separated
 
     def _emit_call(self, output: ParsedCalls, call: CallParser) -> None:
         """Emit the new part of a call, once its name is known.
@@ -204,12 +249,13 @@ class ToolCallParser:
 
     def _reject(self, output: ParsedCalls, text: str) -> None:
         """Emit `text` as content, because it was not a call. The text after it is content, too."""
-        self._call, self._skipped = None, ""
+        self._call, self._skipped, self._unproven = None, "", False
         self._in_text, self._gap, self._opened = True, _BEFORE, False
         self._emit(output, text)
 
     def _consume(self, count: int) -> str:
         taken, self._pending = self._pending[:count], self._pending[count:]
+        self._last = taken[-1:] or self._last
         return taken
 
     def _emit(self, output: ParsedCalls, text: str) -> None:

@@ -176,17 +176,21 @@ def value_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
 
 
 def resolved(node: Any, root: Mapping[str, Any]) -> Any:
-    """Return the definition in `root` that a schema refers to; without a reference the schema itself.
+    """Return the definition in `root` that a schema refers to, also as its one `allOf`; without a reference
+    the schema itself.
 
     None for a reference that cannot be resolved.
     """
     for _ in range(MAX_REFERENCES):
+        parts = node.get("allOf") if isinstance(node, Mapping) else None
+        if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], Mapping):
+            node = {**{key: value for key, value in node.items() if key != "allOf"}, **parts[0]}
         reference = node.get("$ref") if isinstance(node, Mapping) else None
-        parts = reference.split("/", 2) if isinstance(reference, str) else []
-        if len(parts) != 3 or parts[0] != "#" or parts[1] not in ("$defs", "definitions"):
+        path = reference.split("/", 2) if isinstance(reference, str) else []
+        if len(path) != 3 or path[0] != "#" or path[1] not in ("$defs", "definitions"):
             return node
-        defined = root.get(parts[1])
-        node = defined.get(parts[2]) if isinstance(defined, Mapping) else None
+        defined = root.get(path[1])
+        node = defined.get(path[2]) if isinstance(defined, Mapping) else None
     return None
 
 
