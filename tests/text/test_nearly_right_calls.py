@@ -228,28 +228,25 @@ WRITTEN: dict[str, list[str]] = {
 }  # fmt: skip
 """The pieces of a call in each format; %s stands for the text."""
 QUOTED = {name for name in WRITTEN if name not in ("qwen3_coder", "functiongemma")}
-OPENINGS = dict.fromkeys(WRITTEN, 2) | {"qwen3_coder": 3, "harmony": 8}
-"""The number of pieces before the first closing mark."""
+UNMARKED = [("mistral", 0), ("granite", 0), ("qwen3_coder", 1), ("harmony", 3)]
+"""Pieces without which nothing shows a call, or the name is missing."""
 TEXTS = ("hello", "a b, c.")
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> tuple[str, str, list[str]]:
-    """A format, two calls of which each may have a closing mark missing, a mark doubled, or one in its text;
-    and the texts."""
+    """A format, two calls of which each may have a mark missing, doubled, or in its text; and the texts."""
     name = draw(st.sampled_from(sorted(WRITTEN)))
     written, values = "", []
     for _ in range(2):
         pieces = WRITTEN[name]
-        marks = [piece.strip() for piece in pieces if "%" not in piece and len(piece) > 1]
-        value = draw(st.sampled_from([*TEXTS, *(f"a {mark} b" for mark in marks)]))
+        marks = [at for at in range(len(pieces)) if "%" not in pieces[at] and "<par" not in pieces[at]]
+        quoted = [pieces[at].strip() for at in marks if len(pieces[at]) > 1]
+        value = draw(st.sampled_from([*TEXTS, *(f"a {mark} b" for mark in quoted)]))
         values.append(value)
-        fault = draw(st.sampled_from(["none", "missing", "doubled"]))
-        closings = [
-            at for at in range(OPENINGS[name], len(pieces)) if not pieces[at].startswith("<parameter=")
-        ]
-        index = draw(st.sampled_from(closings))
-        count = {"none": 1, "missing": 0, "doubled": 2}[fault if value in TEXTS else "none"]
+        index = draw(st.sampled_from(marks))
+        least = 1 if (name, index) in UNMARKED else 0
+        count = draw(st.integers(least, 2)) if value in TEXTS else 1
         call = "".join(piece * (count if at == index else 1) for at, piece in enumerate(pieces))
         written += call % (json.dumps(value) if name in QUOTED else value)
     return name, written, values

@@ -97,13 +97,11 @@ def unopened_heads(syntaxes: Sequence[Syntax], tools: Iterable[str], closed: boo
 
     They can be told from other text if calls are `closed` by a mark, or have a separator.
     """
+    forms: dict[str, tuple[str, ...]] = {"named": (f"%s{CALL_ID}", f"%s{ARGUMENTS}")}
+    if closed:
+        objects = tuple(f'{list}{{"name":{blank}"%s"' for list in ("", "[") for blank in (" ", ""))
+        forms |= {"json": objects, "python": ("%s(",), "gemma": ("call:%s{",)}
     names = [name for tool in tools for name in (tool, PREFIX + tool)]
-    forms: dict[str, tuple[str, ...]] = {
-        "json": ('{"name": "%s"', '{"name":"%s"') if closed else (),
-        "python": ("%s(",) if closed else (),
-        "gemma": ("call:%s{",) if closed else (),
-        "named": (f"%s{CALL_ID}", f"%s{ARGUMENTS}"),
-    }
     return tuple(form % name for syntax in syntaxes for form in forms.get(syntax, ()) for name in names)
 
 

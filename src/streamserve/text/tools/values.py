@@ -92,6 +92,10 @@ class Bounds:
         return re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in kinds.items() if pattern))
 
     @cached_property
+    def repeated(self) -> re.Pattern[str]:
+        return re.compile(rf"(?:\s*{re.escape(self.closings[-1])})*")
+
+    @cached_property
     def ending(self) -> re.Pattern[str]:
         return re.compile(f"(?:{self.tail})\\Z" if self.tail else r"\Z")
 
@@ -104,14 +108,12 @@ class Bounds:
         end = at + len(_at(self.closings, text, at))
         if not self.follows:
             return end
-        while True:
-            after = len(text) - len(text[end:].lstrip())
-            again = begins(text, after, (mark,), final)
-            if not again:
-                break
-            end = after + len(mark)
-        if again is None:
-            return None
+        run = self.repeated.match(text, end, at + LOOKAHEAD)
+        end = run.end() if run else end
+        after = len(text) - len(text[end:].lstrip())
+        again = begins(text, after, (mark,), final)
+        if again is not False:
+            return -1 if again else None  # a run of marks that is longer than the limit is text
         whole = (final and after == len(text)) or ("\n" in self.follows and "\n" in text[end:after])
         found = True if whole else begins(text, after, self.follows, final)
         return None if found is None else end if found else -1
