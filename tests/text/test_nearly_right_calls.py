@@ -87,6 +87,13 @@ CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
     ("functiongemma", GEMMA.replace("<escape>,", ","), "", SAID),
     ("functiongemma", GEMMA.replace("<escape>}", "}"), "", SAID),
     ("functiongemma", GEMMA.replace("<escape>hello", "hello"), "", SAID),
+    ("functiongemma", GEMMA.replace("<escape>,any:<escape>x<escape>", ",count:2"), "", SAY),
+    (
+        "functiongemma",
+        GEMMA.replace("hello", "a,count:2"),
+        "",
+        [("say", '{"text": "a,count:2", "any": "x"}')],
+    ),
     ("mistral", '[TOOL_CALLS]add[ARGS]{"i": 42[TOOL_CALLS]add{"i": 42}', "", ADD * 2),
     (
         "llama3_json",

@@ -127,11 +127,14 @@ def begin_call(
     `marks` are the marks around calls."""
     if head.name is None or head.syntax in ("json", "named"):
         return JsonCall(head.name or named, marks)
+    schema = schemas.get(tool_called(head.name, schemas) or "", {})
     if head.syntax == "xml":
-        return XmlCall(head.name, schemas.get(tool_called(head.name, schemas) or "", {}), marks)
+        return XmlCall(head.name, schema, marks)
     if head.syntax == "python":
         return LiteralCall(head.name, LiteralReader(keywords=True, lenient="after_key", marks=marks))
-    reader = LiteralReader(ESCAPE, lenient="after_key", marks=marks)
+    properties = schema.get("properties")
+    keys = tuple(properties) if isinstance(properties, Mapping) else ()
+    reader = LiteralReader(ESCAPE, lenient="after_key", marks=marks, keys=keys)
     reader.feed("{")
     return LiteralCall(head.name, reader)
 

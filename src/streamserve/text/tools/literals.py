@@ -36,10 +36,13 @@ def json_scalar(token: str) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _string_bounds(quote: str, marks: tuple[str, ...], first: bool, marked: bool) -> Bounds:
+def _string_bounds(
+    quote: str, marks: tuple[str, ...], first: bool, marked: bool, keys: tuple[str, ...] = ()
+) -> Bounds:
     """Return what ends a string in quotes, or between marks without escape sequences (`marked`).
 
-    With `first`, the first closing mark ends it, whatever follows.
+    With `first`, the first closing mark ends it, whatever follows. One of the `keys` after a comma ends it if
+    its closing mark is missing.
     """
     if first:
         return Bounds((quote,), stops=marks, escapes=not marked)
@@ -47,7 +50,7 @@ def _string_bounds(quote: str, marks: tuple[str, ...], first: bool, marked: bool
     return Bounds(
         (quote,),
         follows=(*_AFTER_VALUE, "\n", *marks),
-        stops=marks,
+        stops=(*marks, *(f",{key}:" for key in keys)),
         next=next_key + re.escape(quote) if marked else "",
         tail=rf"{closers}|,\s{{0,8}}[\w.$-]{{0,64}}:?" if marked else closers,
         again=(quote,) if len(quote) == 1 or marked else (),
@@ -77,7 +80,8 @@ class LiteralReader:
     """Converts one literal to JSON: `output` is the JSON text so far.
 
     With a `mark`, strings begin and end with it, and keys have no quotes. With `keywords`, the literal is the
-    arguments of a Python call, after their opening bracket. `marks` are the marks of the format around it.
+    arguments of a Python call, after their opening bracket. `marks` are the marks of the format around it,
+    `keys` the keys that it may have.
 
     A `lenient` reader reads any text, `after_key` from the first key on: it ends at one of the marks, at
     another call's beginning, or at a bracket of the text around it; missing brackets, commas and values are
@@ -91,13 +95,14 @@ class LiteralReader:
         keywords: bool = False,
         lenient: Literal["never", "after_key", "always"] = "never",
         marks: Sequence[str] = (),
+        keys: Sequence[str] = (),
     ) -> None:
         self.output = "{" if keywords else ""
         self.done = self.broken = False
         self._lenient = lenient == "always"
         self._lenient_later = lenient == "after_key"
         self._mark = mark
-        self._marks = tuple(marks)
+        self._marks, self._keys = tuple(marks), tuple(keys)
         self._keywords = keywords
         self._containers = [_Container(")", "}", "=")] if keywords else []
         self._expects = "key" if keywords else "value"  # key, the sign after a key, value, comma
@@ -292,7 +297,8 @@ class LiteralReader:
                 return None
             quote = quotes if quotes == quote * 3 else quote
         marks = tuple(mark for mark in self._marks if mark != self._mark)
-        self._string = ValueReader(_string_bounds(quote, marks, not self._lenient, bool(self._mark)))
+        bounds = _string_bounds(quote, marks, not self._lenient, bool(self._mark), self._keys)
+        self._string = ValueReader(bounds)
         self._separate()
         self._write('"')
         return at + len(quote)

@@ -6,6 +6,7 @@ ordinary text. Text that turns out to be a call stays one: its arguments are JSO
 and the marks around calls do not become content.
 """
 
+import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from streamserve.text.tools.formats import Format
 from streamserve.text.tools.values import begins, overlap
 
 _LETTERS = string.ascii_letters + string.digits
+_INDENT = re.compile(r"[ \t]*")
 _BRACKETS = ")]}"
 _BEFORE, _AFTER_CALL, _CLOSED = "before", "after a call", "closed"
 """Whether a gap is before any call, after a call, or after a call and its closing mark."""
@@ -139,9 +141,10 @@ class ToolCallParser:
         text."""
         start = 0
         while self._unopened and start <= len(text):
-            line = text[start:].lstrip(" \t")
-            if (start or self._last == "\n") and line.startswith(self._unopened):
-                return len(text) - len(line)
+            indented = _INDENT.match(text, start)
+            after = indented.end() if indented else start
+            if (start or self._last == "\n") and text.startswith(self._unopened, after):
+                return after
             start = text.find("\n", start) + 1 or len(text) + 1
         return None
 
