@@ -190,7 +190,7 @@ async def parsed(
 def parsed_delta(reader: ReplyReader, delta: ChoiceDelta) -> ChoiceDelta:
     """A script's delta with its events, as ChoiceText makes it."""
     scan = reader.feed(delta.text)
-    if isinstance(delta.stop, int):
+    if delta.finish and (delta.finish != "stop" or isinstance(delta.stop, int)):
         reader.cut()
     if delta.finish and scan.stop is None:
         scan = scan + reader.finish()

@@ -1,5 +1,7 @@
 """Harmony's channels become reasoning, content and calls, wherever the text is split."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ CASES: list[tuple[str, Parsed]] = [
     (THOUGHT + FINAL, ("Hm, 1 < 2.", "Yes.", [])),
     (THOUGHT + CALL, ("Hm, 1 < 2.", "", [("f", '{"a": 1}')])),
     (THOUGHT + RECIPIENT_FIRST, ("Hm, 1 < 2.", "", [("f", '{"a": 1}')])),
-    (' to=functions.f<|channel|>commentary<|message|>{"a": 1', ("", "", [("f", '{"a": 1')])),
+    (' to=functions.f<|channel|>commentary<|message|>{"a": 1', ("", "", [("f", '{"a": 1}')])),
     (
         THOUGHT + THOUGHT.replace("<|channel", "<|start|>assistant<|channel"),
         ("Hm, 1 < 2.\nHm, 1 < 2.", "", []),
@@ -38,11 +40,11 @@ CASES: list[tuple[str, Parsed]] = [
     (CALL.replace('{"a": 1}', ""), ("", "", [("f", "{}")])),
     (THOUGHT + UNKNOWN, ("Hm, 1 < 2.", UNKNOWN.removesuffix("<|call|>"), [])),
     ("Just text < here.", ("", "Just text < here.", [])),
-    ("<|channel|>analysis", ("", "<|channel|>analysis", [])),
-    ("<|channel|>other<|message|>x", ("", "<|channel|>other<|message|>x", [])),
+    ("<|channel|>analysis", ("", "", [])),
+    ("<|channel|>other<|message|>x", ("", "x", [])),
     ("<|start|>assistant<|message|>Hello", ("", "Hello", [])),
-    ("<|start|>" + "x" * 600 + "<|start|>", ("", "<|start|>" + "x" * 600 + "\n<|start|>", [])),
-    ("<|start|>" + "x" * 600 + "<|message|>y<|end|>", ("", "<|start|>" + "x" * 600 + "<|message|>y", [])),
+    ("<|start|>" + "x" * 600 + "<|start|>", ("", "x" * 600, [])),
+    ("<|start|>" + "x" * 600 + "<|message|>y<|end|>", ("", "x" * 600 + "y", [])),
     ("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Yes", ("Hm", "Yes", [])),
     ("", ("", "", [])),
 ]
@@ -100,6 +102,8 @@ def test_any_split_gives_the_same(parts: list[str], data: st.DataObject) -> None
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read(pieces) == read([text]) == read(list(text))
+    for _, arguments in read([text])[2]:
+        json.loads(arguments)
 
 
 @given(st.text(st.characters(exclude_characters="<|")))
@@ -116,7 +120,7 @@ def test_arguments_are_streamed() -> None:
     parser = HarmonyParser({"f": {}})
     begin, *pieces, end = [event for sign in CALL for event in parser.read(sign, False)]
     assert isinstance(begin, CallBegin)
-    assert pieces == [CallArguments(0, sign) for sign in '{"a": 1}']
+    assert pieces == [CallArguments(0, written) for written in ("{", '"a": ', "1}")]
     assert end == CallEnd(0)
 
 

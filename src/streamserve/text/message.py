@@ -11,8 +11,9 @@ from streamserve.text.tools.parser import ToolCallParser
 class OutputReader(Protocol):
     """Parses one message."""
 
-    def read(self, text: str, final: bool) -> list[ReplyEvent]:
-        """Parse the next piece. If it is the `final` one, also return text that was held back."""
+    def read(self, text: str, final: bool, cut: bool = False) -> list[ReplyEvent]:
+        """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
+        the arguments of a last call, unless the reply was `cut`."""
 
 
 NewReader = Callable[[], OutputReader]
@@ -29,8 +30,9 @@ class MessageParser:
         self._thoughts = thoughts
         self._calls = calls
 
-    def read(self, text: str, final: bool) -> list[ReplyEvent]:
-        """Parse the next piece. If it is the `final` one, also return text that was held back."""
+    def read(self, text: str, final: bool, cut: bool = False) -> list[ReplyEvent]:
+        """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
+        the arguments of a last call, unless the reply was `cut`."""
         reasoning, content = "", text
         if self._thoughts is not None:
             thought = self._thoughts.feed(text)
@@ -42,4 +44,4 @@ class MessageParser:
         if self._calls is None:
             return [*events, TextDelta(content)] if content else events
         events += self._calls.feed(content)
-        return [*events, *self._calls.finish()] if final else events
+        return [*events, *self._calls.finish(cut)] if final else events

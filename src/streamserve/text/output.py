@@ -114,10 +114,8 @@ class ChoiceText:
         stopped = finish == "stop" and event.token in self._params.stop_token_ids
         shown = finish != "stop" or (stopped and self._params.include_stop_str_in_output)
         scan = self._read(self._detokenizer.feed(event.token)) if shown else Scan("")
-        if stopped and self._reply is not None:
-            self._reply.cut()
         if finish is not None and scan.stop is None:
-            scan = self._end(scan)
+            scan = self._end(scan, cut=stopped or finish != "stop")
         stop: str | int | None = scan.stop
         if scan.stop is not None:
             finish = "stop"
@@ -130,7 +128,7 @@ class ChoiceText:
         ended."""
         if self.finished:
             return None
-        scan = self._end(Scan(""))
+        scan = self._end(Scan(""), cut=reason != "stop")
         return self._delta(scan, reason if scan.stop is None else "stop", scan.stop)
 
     def _delta(
@@ -150,8 +148,10 @@ class ChoiceText:
         self._length += len(text)
         return self._scanner.feed(text, searched=self.emitted > self._params.min_tokens)
 
-    def _end(self, scan: Scan) -> Scan:
-        """Return `scan` with all held-back text appended."""
+    def _end(self, scan: Scan, cut: bool) -> Scan:
+        """Return `scan` with all held-back text appended. `cut`: the model did not end the text."""
+        if cut and self._reply is not None:
+            self._reply.cut()
         scan += self._read(self._detokenizer.flush())
         return scan if scan.stop is not None else scan + self._scanner.finish()
 

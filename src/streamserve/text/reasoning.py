@@ -9,7 +9,7 @@ harmony             <|channel|>analysis<|message|>…<|end|>                    
 
 from dataclasses import dataclass
 
-from streamserve.text.tools.parser import overlap
+from streamserve.text.tools.values import overlap
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ class ReplyReader:
         self._ended = False  # the latest call
         self._arguments: list[str] = []  # of the latest call
         self._held = ""  # arguments that may be null
-        self._cut_short = False
+        self._cut = False
 
     @property
     def called(self) -> bool:
         """Whether tools were called, and the last call is complete. Valid at the end of the reply."""
-        return self._latest is not None and self._complete and not self._cut_short
+        return self._latest is not None and self._complete
 
     def feed(self, text: str, searched: bool = True) -> Scan:
         """Parse the next piece. Stop strings that end in a piece that is not `searched` do not act."""
@@ -35,13 +35,12 @@ class ReplyReader:
         return self._scan(text, self._reader.read(text, False))
 
     def cut(self) -> None:
-        """Note that a stop token ends the reply here: a call that is incomplete now does not count, even if
-        the parser completes its arguments."""
-        self._cut_short = not self._complete
+        """Note that the model did not end the reply: the parser does not complete a call at its end."""
+        self._cut = True
 
     def finish(self) -> Scan:
         """Return what was held back. Call this at the end of the reply."""
-        return self._scan("", self._reader.read("", True), final=True)
+        return self._scan("", self._reader.read("", True, self._cut), final=True)
 
     def _scan(self, text: str, events: list[ReplyEvent], final: bool = False) -> Scan:
         """Return the events up to the first stop string in the answer."""
