@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.http.memory import MemoryAccount
+from streamserve.api.openai.call_arguments import INVALID
 from streamserve.api.openai.messages import checked_messages
 from streamserve.extras.anthropic.message_input import as_chat as chat_of_message
 from streamserve.extras.anthropic.schemas import MessagesRequest
@@ -103,7 +104,10 @@ def parts(messages: Messages) -> tuple[str, str, list[Any]]:
         texts += content if isinstance(content, str) else "".join(part["text"] for part in content)
         reasoning += message.get("reasoning_content", "")
         calls += [call["function"] for call in message.get("tool_calls", [])]
-    assert all(isinstance(call["arguments"], dict) for call in calls)
+    for call in calls:
+        assert isinstance(call["arguments"], dict)
+        if INVALID in call["arguments"]:
+            call["arguments"] = INVALID  # a client of messages may have decoded the text
     return texts, reasoning, calls
 
 
