@@ -11,23 +11,22 @@ class ReplyReader:
     """Parses one reply. Used like a StopFinder; each scan also has the events of its text.
 
     A stop string acts only in the answer. Reasoning and calls are not searched, and no stop string spans
-    them. Arguments that are null become an empty object.
+    them.
     """
 
     def __init__(self, reader: OutputReader, stops: StopFinder) -> None:
         self._reader = reader
         self._stops = stops
         self._searched = True
-        self._latest: CallBegin | None = None
+        self._begun = False  # a call
         self._ended = False  # the latest call
         self._arguments: list[str] = []  # of the latest call
-        self._held = ""  # arguments that may be null
         self._cut = False
 
     @property
     def called(self) -> bool:
         """Whether tools were called, and the last call is complete. Valid at the end of the reply."""
-        return self._latest is not None and self._complete
+        return self._begun and self._complete
 
     def feed(self, text: str, searched: bool = True) -> Scan:
         """Parse the next piece. Stop strings that end in a piece that is not `searched` do not act."""
@@ -52,32 +51,20 @@ class ReplyReader:
                 if scan.stop is not None:
                     return Scan(text, scan.stop, tuple(found))
             else:
-                found += [*_text(self._stops.finish()), *self._other(event)]
+                found += [*_text(self._stops.finish()), event]
+                self._note(event)
         if final:
-            found += [*self._held_arguments(), *_text(self._stops.finish())]
+            found += _text(self._stops.finish())
         return Scan(text, None, tuple(found))
 
-    def _other(self, event: ReplyEvent) -> list[ReplyEvent]:
-        """Return an event outside of the answer. Arguments are held back while they may be null."""
+    def _note(self, event: ReplyEvent) -> None:
+        """Note an event of a call."""
         if isinstance(event, CallBegin):
-            self._latest, self._ended, self._arguments = event, False, []
+            self._begun, self._ended, self._arguments = True, False, []
         elif isinstance(event, CallArguments):
-            text = self._held + event.text
-            self._held = text if not self._arguments and "null".startswith(text) else ""
-            if self._held:
-                return []
-            self._arguments.append(text)
-            return [CallArguments(event.index, text)]
+            self._arguments.append(event.text)
         elif isinstance(event, CallEnd):
             self._ended = True
-            return [*self._held_arguments(), event]
-        return [event]
-
-    def _held_arguments(self) -> list[ReplyEvent]:
-        if not self._held or self._latest is None:
-            return []
-        self._arguments, self._held = ["{}" if self._held == "null" else self._held], ""
-        return [CallArguments(self._latest.index, self._arguments[0])]
 
     @property
     def _complete(self) -> bool:
@@ -85,7 +72,7 @@ class ReplyReader:
         if self._ended:
             return True
         try:
-            json.loads("".join(self._arguments) + self._held)
+            json.loads("".join(self._arguments))
         except (ValueError, RecursionError):
             return False
         return True
