@@ -25,6 +25,8 @@ from streamserve.text.chat import require
 from streamserve.text.embedding import Floats, embedding, embedding_params
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import ChoiceDelta, Usage
+from streamserve.text.prompt_text import PromptText
+from streamserve.text.rendering import render_conversation
 from streamserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -282,8 +284,10 @@ class LLM:
         self._run(self._llm.unload_adapter(name)).result()
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the token ids of a rendered conversation. Raises RequestError if the template refuses it."""
-        prompt = require(self._llm.chat_template).render(chat)
+        """Return the token ids of a rendered conversation. Special tokens are recognized in messages of the
+        assistant only. Raises RequestError if the template refuses the conversation."""
+        template, tokenizer = require(self._llm.chat_template), self.tokenizer
+        prompt = render_conversation(template, chat, tokenizer.special_spans).prompt
         return prompt if isinstance(prompt, list) else self._encode_text(prompt, add_special_tokens=False)
 
     def close(self) -> None:
@@ -318,10 +322,11 @@ class LLM:
         except TypeError:
             raise TypeError(f"a prompt must be a text or token ids, not {type(prompt).__name__}") from None
 
-    def _encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def _encode_text(self, text: str | PromptText, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text. Raises RequestError if it is not valid Unicode."""
         try:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            prompt = PromptText(text) if isinstance(text, str) else text
+            return self.tokenizer.encode_prompt(prompt, add_special_tokens)
         except UnicodeEncodeError:
             raise RequestError(
                 "the prompt has a lone surrogate, which UTF-8 cannot encode", field="prompt"
