@@ -57,7 +57,7 @@ async def read_usage(steps: AsyncIterator[list[Event]], params: SamplingParams, 
     runtime = cast(FleetRuntime, FakeRuntime())
     tokenizer = Tokenizer.from_folder(byte_level_folder(folder))
     stopwatch = Stopwatch(time.monotonic())
-    items = [item async for item in read_items(steps, runtime, tokenizer, "r", 40, params, stopwatch)]
+    items = [item async for item in read_items(steps, runtime, tokenizer, "r", [0] * 40, params, stopwatch)]
     usage = items[-1]
     assert isinstance(usage, Usage)
     return usage

@@ -25,7 +25,8 @@ EITHER = """{% macro write(content) %}{% if content is string %}{{ content }}{% 
 {% for message in messages %}<{{ message.role }}>{{ write(message.content) }}{% endfor %}"""
 STRICT = """{% if messages[0].role == 'system' %}{% set first = messages[0].content %}
 {%- set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}
-{%- for message in rest %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) or message.role == 'system' %}
+{%- for message in rest %}{% if message.role == 'system'
+ or (message.role == 'user') != (loop.index0 % 2 == 0) %}
 {{- raise_exception('roles must alternate') }}{% endif %}
 {%- if loop.first and first is defined %}<<SYS>>{{ first }}<</SYS>>{% endif %}
 {{- '<' + message.role + '>' + message.content }}{% endfor %}"""

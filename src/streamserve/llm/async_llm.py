@@ -287,9 +287,7 @@ class AsyncLLM:
             keep = digest_of(options.idempotency_key, prompt, params, cache_salt, fingerprint)
         opened = Open(request_id, prompt, params, priority, cache_salt, adapter=fingerprint, keep=keep)
         async with aclosing(self._runtime.submit(opened)) as steps:
-            items = read_items(
-                steps, self._runtime, self.tokenizer, request_id, len(prompt), params, stopwatch
-            )
+            items = read_items(steps, self._runtime, self.tokenizer, request_id, prompt, params, stopwatch)
             async for item in items:
                 yield item
 

@@ -72,7 +72,7 @@ class LocalPromptStream:
         if not self._opened.answer_early:
             await self._sync(ids, common_prefix(self.ids, ids), 0, params)
         items = read_items(
-            self._steps(), self._runtime, self._tokenizer, self._opened.request, len(ids), params, stopwatch
+            self._steps(), self._runtime, self._tokenizer, self._opened.request, ids, params, stopwatch
         )
         async for item in items:
             yield replace(item, prompt_tokens=len(self.ids)) if isinstance(item, Usage) else item

@@ -1,6 +1,7 @@
 """Converts the tokens of one choice to its output for the client: text, log-probabilities and finish
 reason."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.protocol.messages import FinishReason, Token
@@ -64,15 +65,18 @@ class Usage:
 
 
 class ChoiceText:
-    """Converts the engine's tokens of one choice to deltas. `emitted` is the index of the next token."""
+    """Converts the engine's tokens of one choice to deltas. They continue the text of the `prompt`. `emitted`
+    is the index of the next token."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, choice: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, choice: int = 0, prompt: Sequence[int] = ()
+    ) -> None:
         self.choice = choice
         self.emitted = 0
         self.finished = False
         self._tokenizer = tokenizer
         self._params = params
-        self._detokenizer = detokenizer(tokenizer, params.skip_special_tokens)
+        self._detokenizer = detokenizer(tokenizer, params.skip_special_tokens, prompt)
         self._stops = StopFinder(params.stop, params.include_stop_str_in_output)
         self._length = 0
 
