@@ -189,7 +189,7 @@ class TemplatesByUse:
 
 def chat_template(
     source: str | None, special_tokens: Mapping[str, str], tool_use: str | None = None
-) -> "Renderer | None":
+) -> ChatTemplate | TemplatesByUse | None:
     """Return the compiled templates; None if the checkpoint has none. With `tool_use`, this template renders
     conversations with tools.
 
