@@ -99,10 +99,13 @@ def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
     template = settings.get("chat_template")
     listed = template if isinstance(template, list) else [{"name": "default", "template": template}]
     given = {entry.get("name"): entry.get("template") for entry in listed if isinstance(entry, dict)}
-    known = {name: given[name] for name in ("default", "tool_use") if given.get(name) is not None}
-    if not all(isinstance(text, str) for text in known.values()):
-        raise CheckpointError(f"{path / 'tokenizer_config.json'}: chat_template must be text")
-    return {**known, **named}
+    for name in ("default", "tool_use"):
+        text = given.get(name)
+        if not isinstance(text, str | None):
+            raise CheckpointError(f"{path / 'tokenizer_config.json'}: chat_template must be text")
+        if text is not None:
+            named.setdefault(name, text)
+    return named
 
 
 def _read_text(file: Path) -> str:

@@ -75,7 +75,7 @@ class SpecialTexts:
         """A tokenizer that shares the model, without special tokens, and without a space before a text."""
         normalizer = _parts(self._backend.normalizer, "normalizers")
         pre_tokenizer = _parts(self._backend.pre_tokenizer, "pretokenizers")
-        description = {
+        description: dict[str, Any] = {
             "version": "1.0",
             "added_tokens": [],
             "normalizer": {
@@ -95,8 +95,9 @@ class SpecialTexts:
     @cached_property
     def _numbers(self) -> dict[int, int]:
         """The ids of added tokens, by their ids in `_ordinary`."""
-        texts = [entry.content for entry in self._added]
-        return {self._ordinary.token_to_id(text): self._backend.token_to_id(text) for text in texts}
+        here, there = (each.get_added_tokens_decoder() for each in (self._ordinary, self._backend))
+        texts = {entry.content: token for token, entry in there.items()}
+        return {token: texts[entry.content] for token, entry in here.items()}
 
 
 def alternation(texts: Iterable[str]) -> str:
