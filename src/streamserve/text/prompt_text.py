@@ -107,8 +107,9 @@ class Placeholders:
     def _formed_by_joining(self, parts: Sequence[Any]) -> bool:
         """Return whether a special token's text begins in one part of a content and ends in another, also if
         the template strips the parts."""
-        texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
-        if not all(isinstance(text, str) for text in texts):
+        given = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+        texts = [text for text in given if isinstance(text, str)]
+        if len(texts) < len(given):
             return False
         count = sum(len(self._find(text)) for text in texts)
         return any(
