@@ -130,6 +130,9 @@ def test_what_a_template_leaves_out_is_named_or_refused(tmp_path: Path) -> None:
             '299 streamserve "without effect: messages.content (messages[0], system, not in the prompt: the '
             'chat template leaves it out)"'
         )
+        stream = [system, {"role": "user", "content": "{context}?"}]
+        error = refused(server.post("/v1/streams", messages=stream))
+        assert "messages[0], system, not in the prompt" in error["message"]
         error = refused(server.post("/v1/chat/completions", messages=[user, tool]))
         assert error["param"] == "messages"
         assert "leaves out the content of messages[1]" in error["message"]

@@ -1,6 +1,7 @@
 """Library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's format."""
 
 import asyncio
+import logging
 import operator
 import threading
 import weakref
@@ -30,6 +31,7 @@ from streamserve.text.rendering import render_conversation
 from streamserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
 """Upper bound of the seconds that a worker takes to stop or to be killed."""
@@ -285,9 +287,13 @@ class LLM:
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the token ids of a rendered conversation. Special tokens are recognized in messages of the
-        assistant only. Raises RequestError if the template refuses the conversation."""
+        assistant only. Raises RequestError if the template refuses the conversation, and logs a warning if it
+        leaves out or moves a message."""
         template, tokenizer = require(self._llm.chat_template), self.tokenizer
-        prompt = render_conversation(template, chat, tokenizer.special_spans).prompt
+        conversation = render_conversation(template, chat, tokenizer.special_spans)
+        for name, warning in conversation.warnings.items():
+            _log.warning("without effect: %s%s", name, warning)
+        prompt = conversation.prompt
         return prompt if isinstance(prompt, list) else self._encode_text(prompt, add_special_tokens=False)
 
     def close(self) -> None:

@@ -36,6 +36,15 @@ class _Arrangement:
     warning: str = ""
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    """The prompt of an arrangement, and the indices of the messages whose content is not in it."""
+
+    prompt: PromptText | list[int]
+    warning: str
+    missing: list[int]
+
+
 def render_conversation(
     renderer: Renderer, messages: Sequence[Message], find_special: FindSpans, **options: Any
 ) -> RenderedConversation:
@@ -45,37 +54,46 @@ def render_conversation(
     assistant, are literal parts of the prompt. Raises RequestError if the template refuses the conversation,
     or leaves out the last message of the roles user and tool.
     """
-    placeholders = Placeholders(find_special)
-    try:
-        hidden = placeholders.hide_messages(messages)
-        options["tools"] = placeholders.hide(options.get("tools"))
-    except RecursionError as error:
-        raise RequestError("messages are nested too deeply", field="messages") from error
-    refusal, best = None, None
-    for arrangement in _arrangements(hidden):
-        try:
-            rendered = renderer.render(arrangement.messages, **options)
-        except RequestError as error:
-            refusal = refusal or error
-            continue
-        if isinstance(rendered, list):
-            return RenderedConversation(rendered, _warnings(messages, arrangement, []))
-        prompt = placeholders.restore(rendered)
-        missing = _missing(prompt.text, messages)
-        if best is None or len(missing) < len(best[2]):
-            best = prompt, arrangement, missing
-        if not missing:
-            break
-    if best is None:
-        assert refusal
-        raise refusal
-    prompt, arrangement, missing = best
-    if (last := _last_input(messages)) in missing:
+    attempts: list[_Attempt] = []
+    refusals: list[RequestError] = []
+    for attempt in _attempts(renderer, messages, Placeholders(find_special), options):
+        if isinstance(attempt, RequestError):
+            refusals.append(attempt)
+        else:
+            attempts.append(attempt)
+            if not attempt.missing:
+                break
+    if not attempts:
+        raise refusals[0]
+    best = min(attempts, key=lambda attempt: len(attempt.missing))
+    if (last := _last_input(messages)) in best.missing:
         raise RequestError(
             f"the chat template leaves out the content of messages[{last}]: the model would not see it",
             field="messages",
         )
-    return RenderedConversation(prompt, _warnings(messages, arrangement, missing))
+    return RenderedConversation(best.prompt, _warnings(messages, best))
+
+
+def _attempts(
+    renderer: Renderer, messages: Sequence[Message], placeholders: Placeholders, options: dict[str, Any]
+) -> Iterator[_Attempt | RequestError]:
+    """Yield the result of rendering each arrangement of the conversation, or the error."""
+    try:
+        hidden = placeholders.hide_messages(messages)
+        tools = placeholders.hide(options.get("tools"))
+    except RecursionError as error:
+        raise RequestError("messages are nested too deeply", field="messages") from error
+    for arrangement in _arrangements(hidden):
+        try:
+            rendered = renderer.render(arrangement.messages, **{**options, "tools": tools})
+        except RequestError as error:
+            yield error
+            continue
+        if isinstance(rendered, list):
+            yield _Attempt(rendered, arrangement.warning, [])
+        else:
+            prompt = placeholders.restore(rendered)
+            yield _Attempt(prompt, arrangement.warning, _missing(prompt.text, messages))
 
 
 def _arrangements(messages: Sequence[Any]) -> Iterator[_Arrangement]:
@@ -182,14 +200,15 @@ def _last_input(messages: Sequence[Any]) -> int | None:
     return inputs[-1] if inputs else None
 
 
-def _warnings(messages: Sequence[Any], arrangement: _Arrangement, missing: list[int]) -> dict[str, str]:
+def _warnings(messages: Sequence[Any], attempt: _Attempt) -> dict[str, str]:
     warnings = {}
-    if arrangement.warning:
-        warnings["messages.role"] = f" ({arrangement.warning})"
-    if missing:
-        roles = dict.fromkeys(str(_role(messages[index])) for index in missing)
+    if attempt.warning:
+        warnings["messages.role"] = f" ({attempt.warning})"
+    if attempt.missing:
+        roles = dict.fromkeys(str(_role(messages[index])) for index in attempt.missing)
         warnings["messages.content"] = (
-            f" ({_named(missing)}, {' and '.join(roles)}, not in the prompt: the chat template leaves it out)"
+            f" ({_named(attempt.missing)}, {' and '.join(roles)}, not in the prompt: the chat template leaves "
+            "it out)"
         )
     return warnings
 

@@ -128,8 +128,8 @@ async def chat_prompt(
 
     conversation = await context.side_thread.render(before > LARGE_REQUEST, render)
     if ignored is not None:
-        for field, warning in conversation.warnings.items():
-            ignored.add(field, warning)
+        for name, warning in conversation.warnings.items():
+            ignored.add(name, warning)
     text = conversation.prompt
     truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, max_tokens)
     if isinstance(text, list):

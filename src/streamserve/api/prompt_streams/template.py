@@ -91,16 +91,18 @@ class ChatPromptTemplate:
     def text(self, context_text: str) -> PromptText:
         """Return the whole prompt around `context_text`, in which no special tokens are recognized.
 
-        Raises RequestError if the chat template cannot render it.
+        Raises RequestError if the chat template cannot render it, or leaves out a message.
         """
         request = self._filled(context_text)
         with self._context.memory.charge() as charge:
             tools = chat_tools(self._context, request)
-            text = rendered(self._context, request, charge, tools).prompt
-        if isinstance(text, list):
+            conversation = rendered(self._context, request, charge, tools)
+        if isinstance(conversation.prompt, list):
             message = "this model's tokenizer renders no text: a stream of messages needs a chat template"
             raise RequestError(message, field="messages")
-        return text
+        if missing := conversation.warnings.get("messages.content"):
+            raise RequestError(f"messages.content has no effect{missing}", field="messages")
+        return conversation.prompt
 
     async def answer(self, prompt: EncodedPrompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""

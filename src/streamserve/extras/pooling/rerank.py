@@ -40,6 +40,9 @@ from streamserve.text.embedding import embedding, embedding_params, similarity
 from streamserve.text.prompt_text import PromptText
 from streamserve.text.reranker import RerankScoring
 
+_LARGE_TEXTS = 1 << 16
+"""Texts with more characters in all are searched for special tokens in the side thread."""
+
 Pairs = list[tuple[str, str]]
 """Pairs of a query and a document."""
 
@@ -219,8 +222,12 @@ async def _judged(
     """Return for each pair the probability of yes rather than no after its prompt."""
     literal = _literal(context)
     instruction = None if body.instruction is None else literal(body.instruction)
-    texts = [scoring.prompt(literal(query), literal(document), instruction) for query, document in pairs]
-    prompts = await encoder.encode(texts, False, encoder.field)
+
+    def texts() -> list[PromptText]:
+        return [scoring.prompt(literal(query), literal(document), instruction) for query, document in pairs]
+
+    large = sum(len(query) + len(document) for query, document in pairs) > _LARGE_TEXTS
+    prompts = await encoder.encode(await context.side_thread.run_if(large, texts), False, encoder.field)
     params = SamplingParams(
         max_tokens=0, temperature=0.0, pooling=Pooling("logits", (scoring.no, scoring.yes))
     )
@@ -247,7 +254,10 @@ async def _compared(
         )
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     check_count(context, len(texts), encoder.field)
-    prompts = await encoder.encode(list(map(_literal(context), texts)), True, encoder.field)
+    literal = _literal(context)
+    large = sum(map(len, texts)) > _LARGE_TEXTS
+    prompt_texts = await context.side_thread.run_if(large, lambda: list(map(literal, texts)))
+    prompts = await encoder.encode(prompt_texts, True, encoder.field)
     check_lengths(prompts, config.max_tokens, encoder.field)
     encoder.charge.add(2 * len(prompts) * 4 * context.llm.model.hidden_size)
     pooled = await pool(context, kind, prompts, embedding_params(config), options)
