@@ -205,11 +205,9 @@ def _warnings(messages: Sequence[Any], attempt: _Attempt) -> dict[str, str]:
     if attempt.warning:
         warnings["messages.role"] = f" ({attempt.warning})"
     if attempt.missing:
-        roles = dict.fromkeys(str(_role(messages[index])) for index in attempt.missing)
-        warnings["messages.content"] = (
-            f" ({_named(attempt.missing)}, {' and '.join(roles)}, not in the prompt: the chat template leaves "
-            "it out)"
-        )
+        roles = " and ".join(dict.fromkeys(str(_role(messages[index])) for index in attempt.missing))
+        named = f"{_named(attempt.missing)}, {roles}, not in the prompt"
+        warnings["messages.content"] = f" ({named}: the chat template leaves it out)"
     return warnings
 
 
