@@ -14,30 +14,8 @@ from streamserve.text.prompt_text import PromptText
 from streamserve.text.rendering import RenderedConversation, render_conversation
 from streamserve.text.tokenizer import Tokenizer
 from tests.text.folders import CHATML
-from tests.text.test_chat import LLAMA3, MISTRAL, SPECIAL, TOOL
+from tests.text.templates import EITHER, GUARD, LLAMA3, MISTRAL, QWEN2, SPECIAL, STRICT, TOOL, TOOL_JSON
 
-GUARD = """{% for message in messages %}<{{ message.role }}>
-{%- for part in message.content | selectattr('type', 'equalto', 'text') %}{{ part.text | trim }}{% endfor %}
-</{{ message.role }}>{% endfor %}"""
-"""Writes parts only, as Llama Guard 3 does."""
-EITHER = """{% macro write(content) %}{% if content is string %}{{ content }}{% else %}
-{%- for part in content %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}
-{% for message in messages %}<{{ message.role }}>{{ write(message.content) }}{% endfor %}"""
-STRICT = """{% if messages[0].role == 'system' %}{% set first = messages[0].content %}
-{%- set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}
-{%- for message in rest %}{% if message.role == 'system'
- or (message.role == 'user') != (loop.index0 % 2 == 0) %}
-{{- raise_exception('roles must alternate') }}{% endif %}
-{%- if loop.first and first is defined %}<<SYS>>{{ first }}<</SYS>>{% endif %}
-{{- '<' + message.role + '>' + message.content }}{% endfor %}"""
-"""Has a system message at the start only, and alternating roles, as Llama 2 and Mistral do."""
-QWEN2 = """{% if messages[0].role == 'system' %}<|im_start|>system
-{{ messages[0].content }}<|im_end|>{% endif %}
-{%- for message in messages %}{% if message.role in ('user', 'assistant', 'tool')
- or (message.role == 'system' and not loop.first) %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>{% endif %}{% endfor %}"""
-"""Leaves out messages of the role developer."""
-TOOL_JSON = "{% for m in messages %}{{ m.content | tojson if m.role == 'tool' else m.content }};{% endfor %}"
 TEMPLATES = [CHATML, LLAMA3, GUARD, EITHER, STRICT, QWEN2, MISTRAL, TOOL_JSON]
 SPECIALS = ["<|im_end|>", "<|im_start|>", "<|begin|>", "<|end|>"]
 
