@@ -196,8 +196,10 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _append(chat: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Append a message, or extend the last one if it has the same role, user or assistant. A newline separates
-    their texts."""
+    """Append a message, or extend the last one if it has the same role, user or assistant.
+
+    A newline separates their texts.
+    """
     last = chat[-1] if chat else None
     if last is None or last["role"] != message["role"] or message["role"] not in ("user", "assistant"):
         chat.append(message)
