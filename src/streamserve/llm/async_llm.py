@@ -291,7 +291,7 @@ class AsyncLLM:
         opened = Open(request_id, prompt, params, priority, cache_salt, adapter=fingerprint, keep=keep)
         async with aclosing(self._runtime.submit(opened)) as steps:
             items = read_items(
-                steps, self._runtime, self.tokenizer, request_id, len(prompt), params, stopwatch, reader
+                steps, self._runtime, self.tokenizer, request_id, prompt, params, stopwatch, reader
             )
             async for item in items:
                 yield item

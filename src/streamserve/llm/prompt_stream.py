@@ -76,7 +76,7 @@ class LocalPromptStream:
             await self._sync(ids, common_prefix(self.ids, ids), 0, params)
         request = self._opened.request
         items = read_items(
-            self._steps(), self._runtime, self._tokenizer, request, len(ids), params, stopwatch, reader
+            self._steps(), self._runtime, self._tokenizer, request, ids, params, stopwatch, reader
         )
         async for item in items:
             yield replace(item, prompt_tokens=len(self.ids)) if isinstance(item, Usage) else item

@@ -1,6 +1,7 @@
 """Converts the tokens of one choice to its output for the client: text, log-probabilities and finish
 reason."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.protocol.messages import FinishReason, Token
@@ -72,7 +73,8 @@ class Usage:
 
 
 class ChoiceText:
-    """Converts the engine's tokens of one choice to deltas. `emitted` is the index of the next token.
+    """Converts the engine's tokens of one choice to deltas. They continue the text of the `prompt`. `emitted`
+    is the index of the next token.
 
     With a `reader`, the text is parsed as a chat reply, and stop strings act only in its answer.
     """
@@ -82,6 +84,7 @@ class ChoiceText:
         tokenizer: Tokenizer,
         params: SamplingParams,
         choice: int = 0,
+        prompt: Sequence[int] = (),
         reader: OutputReader | None = None,
     ) -> None:
         self.choice = choice
@@ -89,7 +92,7 @@ class ChoiceText:
         self.finished = False
         self._tokenizer = tokenizer
         self._params = params
-        self._detokenizer = detokenizer(tokenizer, params.skip_special_tokens)
+        self._detokenizer = detokenizer(tokenizer, params.skip_special_tokens, prompt)
         stops = StopFinder(params.stop, params.include_stop_str_in_output)
         self._reply = None if reader is None else ReplyReader(reader, stops)
         self._scanner = stops if self._reply is None else self._reply

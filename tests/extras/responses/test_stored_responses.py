@@ -247,11 +247,12 @@ def test_an_effort_is_a_variable_of_the_template(
     expected: str,
     warned: bool,
 ) -> None:
-    folder = byte_level_folder(tmp_path_factory.mktemp("effort"), chat_template=f"<{template}>")
+    source = f"{{{{ messages[0].content }}}}<{template}>"
+    folder = byte_level_folder(tmp_path_factory.mktemp("effort"), chat_template=source)
     with scripted(talker.replaced(tokenizer=Tokenizer.from_folder(folder))) as server:
         response = server.post(ROUTE, input="hi", reasoning=fields)
         assert response.json()["reasoning"] == fields
-        assert last_prompt(server) == f"<{expected}>"
+        assert last_prompt(server) == f"hi<{expected}>"
         assert ("reasoning.effort" in response.headers.get("warning", "")) == warned
 
 

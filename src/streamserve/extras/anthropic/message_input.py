@@ -200,11 +200,16 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _append(chat: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Append a message, or extend the last one if it has the same role, user or assistant."""
+    """Append a message, or extend the last one if it has the same role, user or assistant.
+
+    A newline separates their texts.
+    """
     last = chat[-1] if chat else None
     if last is None or last["role"] != message["role"] or message["role"] not in ("user", "assistant"):
         chat.append(message)
         return
+    if last.get("content") and message.get("content"):
+        last["content"] = [*last["content"], {"type": "text", "text": "\n"}]
     for name in ("content", "tool_calls"):
         if message.get(name):
             last[name] = [*(last.get(name) or []), *message[name]]

@@ -68,7 +68,7 @@ async def responses(own: ResponseContext, request: Request) -> Response:
         previous = own.stored.get(body.previous_response_id, owner, "previous_response_id")
     try:
         chat = await _chat(context, request, body, previous)
-        conversation = await prepared(context, chat, charge_of(request))
+        conversation = await prepared(context, chat, charge_of(request), ignored_of(request))
     except RequestError as error:
         raise renamed(error, NAMES) from error
     return await _Response(ResponseContext(context, own.stored), body, conversation, owner, previous).respond(
