@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -32,8 +32,11 @@ from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.request_options import NO_OPTIONS, RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import Renderer
+from streamserve.text.message import NewReader
 from streamserve.text.output import ChoiceDelta, Usage
+from streamserve.text.reply_reader import ReplyReader
 from streamserve.text.reranker import RerankScoring
+from streamserve.text.stops import StopFinder
 from streamserve.text.tokenizer import Tokenizer
 
 ON_PAIRS = "STREAMSERVE_PAIRS" in os.environ
@@ -165,6 +168,37 @@ async def hello_script(prompt: list[int], params: SamplingParams) -> AsyncGenera
     yield Usage(len(prompt), 2 * params.n)
 
 
+async def parsed(
+    items: AsyncGenerator[Item, None], params: SamplingParams, new_reader: NewReader
+) -> AsyncGenerator[Item, None]:
+    """The items of a script with the events of each choice, which a stop string in the answer ends."""
+    readers: dict[int, ReplyReader] = {}
+    ended: set[int] = set()
+    async with aclosing(items):
+        async for item in items:
+            if not isinstance(item, ChoiceDelta):
+                yield item
+            elif item.choice not in ended:
+                stops = StopFinder(params.stop, params.include_stop_str_in_output)
+                reader = readers.setdefault(item.choice, ReplyReader(new_reader(), stops))
+                delta = parsed_delta(reader, item)
+                if delta.finish:
+                    ended.add(item.choice)
+                yield delta
+
+
+def parsed_delta(reader: ReplyReader, delta: ChoiceDelta) -> ChoiceDelta:
+    """A script's delta with its events, as ChoiceText makes it."""
+    scan = reader.feed(delta.text)
+    if delta.finish and (delta.finish != "stop" or isinstance(delta.stop, int)):
+        reader.cut()
+    if delta.finish and scan.stop is None:
+        scan = scan + reader.finish()
+    if scan.stop is not None:
+        delta = replace(delta, finish="stop", stop=scan.stop)
+    return replace(delta, events=scan.events, called=delta.finish is not None and reader.called)
+
+
 @dataclass
 class ScriptedPrompt:
     """A prompt stream of a scripted generator, which computes all of it at once."""
@@ -180,8 +214,11 @@ class ScriptedPrompt:
     async def edit(self, ids: list[int], tail: int) -> None:
         self.ids = ids
 
-    def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        return self.script(ids, params)
+    def answer(
+        self, ids: list[int], params: SamplingParams, reader: NewReader | None = None
+    ) -> AsyncGenerator[Item, None]:
+        items = self.script(ids, params)
+        return items if reader is None else parsed(items, params, reader)
 
     async def finish(self) -> None:
         """There is no early answer."""
@@ -236,9 +273,11 @@ class ScriptedGenerator:
         *,
         request_id: str,
         options: RequestOptions = NO_OPTIONS,
+        reader: NewReader | None = None,
     ) -> AsyncGenerator[Item, None]:
         self.submitted.append(Submitted(prompt, params, request_id, options))
-        return self.script(prompt, params)
+        items = self.script(prompt, params)
+        return items if reader is None else parsed(items, params, reader)
 
     async def open(
         self,

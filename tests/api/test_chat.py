@@ -140,9 +140,9 @@ def test_the_generation_prompt_can_be_left_out(server: Served, tokenizer: Tokeni
 
 
 def test_content_may_come_in_parts(server: Served) -> None:
-    parts = [{"type": "text", "text": "the quick"}, {"type": "text", "text": "brown fox"}]
+    parts = [{"type": "text", "text": "the quick"}, {"type": "text", "text": " brown fox"}]
     in_parts = chat(server, messages=[{"role": "user", "content": parts}])
-    whole = chat(server, messages=[{"role": "user", "content": "the quick\nbrown fox"}])
+    whole = chat(server, messages=[{"role": "user", "content": "the quick brown fox"}])
     assert in_parts["choices"][0]["message"] == whole["choices"][0]["message"]
 
 

@@ -44,6 +44,10 @@ FAMILIES = {
         "tests.campaigns.idle_streams",
         "engines in virtual time with prompt streams that lie idle, while others are to be served",
     ),
+    "replies": Family(
+        "tests.campaigns.replies",
+        "replies of models in any pieces: the same blocks on three routes, and accepted when sent back",
+    ),
     "http": Family("tests.campaigns.http", "hostile bytes and bodies on every HTTP route of a real server"),
     "websocket": Family("tests.campaigns.websocket", "hostile frames and calls on the prompt-stream socket"),
     "worker_protocol": Family(

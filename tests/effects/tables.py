@@ -89,6 +89,7 @@ SERVED: dict[str, Any] = {
     "batch_concurrency": 2,
     "tool_parser": "hermes",
     "reasoning_parser": "qwen3",
+    "special_tokens_in_messages": True,
     "request_timeout": 9.0,
     "read_timeout": 9.0,
     "write_timeout": 9.0,

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +27,11 @@ def bpe(byte_level: Path) -> Tokenizer:
 def spm(sentencepiece: Path) -> Tokenizer:
     """A tokenizer with spaces inside of tokens and byte fallback."""
     return Tokenizer.from_folder(sentencepiece)
+
+
+@pytest.fixture(scope="session")
+def reference(byte_level: Path) -> Any:
+    """The tokenizer of transformers for `bpe`."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(byte_level)

@@ -70,6 +70,36 @@ def test_a_space_inside_a_token_remains_after_a_skipped_token(spm: Tokenizer) ->
     assert pieces(spm, [1, *hello, 2, *hello]) == ["", "hello", "", " hello", ""]
 
 
+@given(before=TEXTS, text=TEXTS)
+def test_text_after_a_prompt_is_read_as_in_the_whole(
+    bpe: Tokenizer, spm: Tokenizer, before: str, text: str
+) -> None:
+    for tokenizer in (bpe, spm):
+        prompt = tokenizer.encode(f"hello {before}.")
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        reader = detokenizer(tokenizer, prompt=prompt)
+        read = "".join([*map(reader.feed, ids), reader.flush()])
+        assert tokenizer.decode(prompt) + read == tokenizer.decode([*prompt, *ids])
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        ("<s>hello", " world"),
+        ("<s>hello\n", " world"),  # the last token is a byte
+        ("<s>hello 🙂", " world"),  # a part of a character
+        ("<s>hello</s>", "world"),  # a special token, after which another text begins
+        ("", "world"),
+    ],
+)
+def test_a_completion_keeps_its_first_space(spm: Tokenizer, before: str, text: str) -> None:
+    prompt = spm.encode(before, add_special_tokens=False)
+    world = spm.encode("world", add_special_tokens=False)
+    assert spm.piece(world[0]) == "▁world"
+    reader = detokenizer(spm, prompt=prompt)
+    assert "".join([*map(reader.feed, world), reader.flush()]) == text
+
+
 @pytest.mark.parametrize("token", [3 + 0xF0, 0, 5000, 262])
 def test_the_work_per_token_does_not_grow_with_the_text(spm: Tokenizer, token: int) -> None:
     """One byte, a special token, an unknown one, a plain one, many times over."""

@@ -314,6 +314,23 @@ def test_special_tokens_and_the_chat_template_are_the_files(tmp_path: Path) -> N
     assert tokenizer.encode(prompt)[0] == 2
 
 
+def test_a_template_for_conversations_with_tools(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        add_byte_level(writer, byte_level("qwen2"), "qwen2")
+        writer.kv_data[0].pop("tokenizer.chat_template")
+        named = {"default": "plain", "tool_use": "<tool_call>{{ tools[0].function.name }}"}
+        writer.add_chat_template([{"name": name, "template": text} for name, text in named.items()])
+
+    tokenizer = Ours.from_folder(write(tmp_path / "a.gguf", add))
+    renderer = tokenizer.renderer()
+    assert renderer is not None
+    chat = [{"role": "user", "content": "hi"}]
+    assert renderer.render(chat) == "plain"
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert renderer.render(chat, tools=[tool]) == "<tool_call>f"
+    assert find_format("auto", tokenizer.template_signs) is FORMATS["hermes"]
+
+
 @pytest.mark.parametrize(
     ("sign", "tools", "reasoning"),
     [

@@ -111,7 +111,7 @@ def test_conversations_are_rendered_by_mistral_common(
     assert renderer is not None
     plain = [dict(message) for message in CONVERSATION[:count]]
     if count == 6:
-        plain[-1]["content"] = "And\nnow?"
+        plain[-1]["content"] = "Andnow?"
     call = {**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}
     plain = [{**message, "tool_calls": [call]} if "tool_calls" in message else message for message in plain]
     request: Any = ChatCompletionRequest.from_openai(messages=plain, tools=tools)

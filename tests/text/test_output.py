@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from streamserve.protocol.messages import FinishReason, LikelyToken, Token
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.message import MessageParser
 from streamserve.text.output import ChoiceDelta, ChoiceText
+from streamserve.text.reasoning import REASONING_FORMATS, ReasoningParser
+from streamserve.text.reply_events import MergedEvents, ReasoningDelta, TextDelta
 from streamserve.text.tokenizer import Tokenizer
+from streamserve.text.tools.formats import FORMATS
+from streamserve.text.tools.parser import ToolCallParser
 
 TEXT = "the quick brown 🙃 fox"
 
@@ -69,6 +74,41 @@ def test_a_stop_string_stays_in_the_text_when_requested(bpe: Tokenizer) -> None:
     expected = params(stop=("brown",), include_stop_str_in_output=True)
     deltas = feed(ChoiceText(bpe, expected), events(bpe.encode(TEXT, add_special_tokens=False)))
     assert "".join(delta.text for delta in deltas) == "the quick brown"
+
+
+def test_a_stop_token_of_the_request_is_in_the_text_when_requested(bpe: Tokenizer) -> None:
+    ids = bpe.encode("so END", add_special_tokens=False)
+    expected = params(stop_token_ids=(ids[-1],), include_stop_str_in_output=True)
+    deltas = feed(ChoiceText(bpe, expected), events(ids, "stop"))
+    assert "".join(delta.text for delta in deltas) == "so END"
+    assert (deltas[-1].finish, deltas[-1].stop) == ("stop", ids[-1])
+    other = params(include_stop_str_in_output=True)
+    assert feed(ChoiceText(bpe, other), events(ids, "stop"))[-1].text == ""  # the model's own end
+
+
+def test_a_parsed_reply_stops_in_its_answer_only(bpe: Tokenizer) -> None:
+    ids = bpe.encode("<think>a quick b</think>the quick fox", add_special_tokens=False)
+    thoughts = ReasoningParser(REASONING_FORMATS["qwen3"], "user")
+    choice = ChoiceText(bpe, params(stop=("quick",)), reader=MessageParser(thoughts))
+    deltas = feed(choice, events(ids, "length"))
+    merged = MergedEvents()
+    for delta in deltas:
+        merged.add(delta.events)
+    assert list(merged) == [ReasoningDelta("a quick b"), TextDelta("the ")]
+    assert (deltas[-1].finish, deltas[-1].stop) == ("stop", "quick")
+    assert len(deltas) < len(ids)
+
+
+@pytest.mark.parametrize(("last", "called"), [("}", False), ("</tool_call>", True)])
+def test_a_stop_token_within_a_call_ends_the_reply_without_it(
+    bpe: Tokenizer, last: str, called: bool
+) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": {}' + ("}}" if called else "")
+    ids = bpe.encode(text + last, add_special_tokens=False)
+    calls = ToolCallParser(FORMATS["hermes"], {"f": {}})
+    choice = ChoiceText(bpe, params(stop_token_ids=(ids[-1],)), reader=MessageParser(calls=calls))
+    last_delta = feed(choice, events(ids, "stop"))[-1]
+    assert (last_delta.finish, last_delta.stop, last_delta.called) == ("stop", ids[-1], called)
 
 
 def test_tokens_after_the_end_are_ignored(bpe: Tokenizer) -> None:

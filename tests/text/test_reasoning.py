@@ -4,12 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.text.message import MessageParser, MessagePart
+from streamserve.text.message import MessageParser
 from streamserve.text.reasoning import (
     REASONING_FORMATS,
     ReasoningFormat,
     ReasoningParser,
     find_reasoning_format,
+)
+from streamserve.text.reply_events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    MergedEvents,
+    ReasoningDelta,
+    TextDelta,
 )
 from streamserve.text.tools.formats import FORMATS
 from streamserve.text.tools.parser import ToolCallParser
@@ -20,7 +28,9 @@ CASES = [
     ("qwen3", "user", "  <thi", ("", "  <thi")),
     ("qwen3", "user", "<think>no end", ("no end", "")),
     ("qwen3", "<think>\n", "Hm\n</think>Yes", ("Hm", "Yes")),
-    ("qwen3", "<think>\n\n</think>\n\n", "<think>is a word</think>", ("", "<think>is a word</think>")),
+    ("qwen3", "<think>\n\n</think>\n\n", "A <think> is a word", ("", "A <think> is a word")),
+    ("qwen3", "<think>\n\n</think>\n\n", "\n\nYes <thi", ("", "Yes <thi")),
+    ("qwen3", "<think>\n\n</think>\n\n", "<think>Hm\n</think>\n\nYes", ("Hm", "Yes")),
     ("deepseek_r1", "user", "Hm</think>Yes", ("Hm", "Yes")),
     ("deepseek_r1", "<think>\n", "<think>\nHm</think>\nYes </think>", ("Hm", "Yes </think>")),
     ("deepseek_r1", "user", "\n", ("", "")),
@@ -102,15 +112,12 @@ def test_calls_are_parsed_after_the_reasoning() -> None:
     reader = MessageParser(
         ReasoningParser(ReasoningFormat(always=False), "user"), ToolCallParser(FORMATS["hermes"], {"f": {}})
     )
-    whole = MessagePart()
-    for sign in f"<think>\n{call}?\n</think>\nWell. {call}":
-        part = reader.read(sign, False)
-        whole = MessagePart(
-            whole.reasoning + part.reasoning, whole.content + part.content, whole.calls + part.calls
-        )
-    last = reader.read("", True)
-    assert not last
-    assert (whole.reasoning, whole.content) == (f"{call}?", "Well.")
-    assert [(one.name, one.arguments) for one in whole.calls if one.name] == [("f", "")]
-    assert "".join(one.arguments for one in whole.calls) == "{}"
-    assert reader.called
+    merged = MergedEvents()
+    for sign in f"<think>\n{call}?\n</think>\nWell. {call} Bye":
+        merged.add(reader.read(sign, False))
+    assert not reader.read("", True)
+    thought, before, begin, *rest = merged
+    assert (thought, before) == (ReasoningDelta(f"{call}?"), TextDelta("Well."))
+    assert isinstance(begin, CallBegin)
+    assert (begin.index, begin.name) == (0, "f")
+    assert rest == [CallArguments(0, "{}"), CallEnd(0), TextDelta(" Bye")]

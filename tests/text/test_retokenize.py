@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from streamserve import embedded
 from streamserve.text import retokenize
+from streamserve.text.prompt_text import PromptText, joined
 from streamserve.text.retokenize import EMPTY, Retokenizer, common_prefix, cuts_at_spaces
 from streamserve.text.tokenizer import Tokenizer
 from tests.conftest import Scale
@@ -108,6 +109,23 @@ def test_tokens_are_those_of_the_whole_text(
         before = retokenizer.encode(text, before)
         assert before.ids == tokenizer.encode(text, add_special_tokens=False)
         assert before.text == text
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(texts=st.lists(st.tuples(TEXTS, st.booleans()), min_size=2, max_size=5), kept=st.integers(0, 4))
+def test_tokens_are_those_of_the_whole_prompt(
+    name: str, texts: list[tuple[str, bool]], kept: int, tokenizers: dict[str, Tokenizer]
+) -> None:
+    """Also if only a change of the literal parts distinguishes two versions."""
+    tokenizer = tokenizers[name]
+    retokenizer, before = Retokenizer(tokenizer), EMPTY
+    parts = [tokenizer.literal(text) if literal else PromptText(text) for text, literal in texts]
+    others = [PromptText(text) if literal else tokenizer.literal(text) for text, literal in texts]
+    for version in (parts[:kept], parts, [*parts[:kept], *others[kept:]], others, parts[1:]):
+        prompt = joined(*version)
+        before = retokenizer.encode(prompt, before)
+        assert before.ids == tokenizer.encode_prompt(prompt, add_special_tokens=False)
+        assert before.prompt == prompt
 
 
 @pytest.mark.parametrize("name", KINDS)

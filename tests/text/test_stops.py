@@ -23,7 +23,7 @@ def read(finder: StopFinder, pieces: list[str]) -> tuple[str, str | None]:
         sent += scan.text
         if scan.stop is not None:
             return sent, scan.stop
-    return sent + finder.flush(), None
+    return sent + finder.finish().text, None
 
 
 def naive(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from streamserve import embedded
 from streamserve.protocol.errors import CheckpointError
+from streamserve.text.folder import read_folder
 from streamserve.text.tokenizer import Tokenizer
 from tests.text.folders import byte_level_folder, sentencepiece_folder
 
@@ -125,6 +126,23 @@ def test_chat_template_file_comes_before_the_setting(tmp_path: Path) -> None:
 def test_of_named_chat_templates_the_default_is_taken(tmp_path: Path) -> None:
     named = [{"name": "rag", "template": "first"}, {"name": "default", "template": "second"}]
     assert Tokenizer.from_folder(byte_level_folder(tmp_path, chat_template=named)).chat_template == "second"
+
+
+def test_chat_templates_of_a_folder_by_name(tmp_path: Path) -> None:
+    named = [{"name": name, "template": name} for name in ("default", "tool_use", "rag")]
+    folder = byte_level_folder(tmp_path, chat_template=named)
+    assert templates(folder) == ("default", "tool_use")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("file for tools")
+    assert templates(folder) == ("default", "file for tools")
+    (folder / "chat_template.jinja").write_text("file")
+    assert templates(folder) == ("file", "file for tools")
+    assert reference(folder).chat_template == {"default": "file", "tool_use": "file for tools"}
+
+
+def templates(folder: Path) -> tuple[str | None, str | None]:
+    read = read_folder(folder)
+    return read.chat_template, read.tool_template
 
 
 def test_special_tokens_of_an_older_folder(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from streamserve.protocol.grammar import Grammar, check_grammar, to_llguidance
+from streamserve.text.reply_events import CallArguments
 from streamserve.text.tools.formats import FORMATS
 from streamserve.text.tools.grammar import free_calls
 from streamserve.text.tools.native import NotExpressible
@@ -163,8 +164,8 @@ def test_arguments_that_are_not_required_may_be_left_out(format: str, call: str)
     spec = free_calls(FORMATS[format], {"f": OPTIONAL}, lambda sign: None)
     text = f"{FORMATS[format].openings[0]}{call}{FORMATS[format].closings[0]}"
     assert accepted(spec, text) == (len(text), True)
-    calls = ToolCallParser(FORMATS[format], {"f": OPTIONAL}).feed(text).calls
-    arguments = json.loads("".join(delta.arguments for delta in calls))
+    events = ToolCallParser(FORMATS[format], {"f": OPTIONAL}).feed(text)
+    arguments = json.loads("".join(event.text for event in events if isinstance(event, CallArguments)))
     assert arguments.keys() <= OPTIONAL["properties"].keys()
     jsonschema.validate(arguments, OPTIONAL)
 

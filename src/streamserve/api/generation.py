@@ -13,6 +13,7 @@ from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.request_options import NO_OPTIONS, RequestOptions
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.message import NewReader
 from streamserve.text.output import ChoiceDelta, Usage
 
 
@@ -21,7 +22,8 @@ class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
     Its choice indices follow the indices of the prompts before it. `prompt_stream` is its prompt stream, if
-    there is one; the request's latency then counts from the stream's creation.
+    there is one; the request's latency then counts from the stream's creation. With `reader`, each choice is
+    parsed as a chat reply.
     """
 
     number: int
@@ -30,6 +32,7 @@ class GenerationTask:
     params: SamplingParams
     options: RequestOptions = NO_OPTIONS
     prompt_stream: EnginePromptStream | None = None
+    reader: NewReader | None = None
 
     def index(self, choice: int) -> int:
         """Return the index in the reply of one of its choices."""
@@ -94,12 +97,13 @@ async def _generate_one(context: AppContext, task: GenerationTask, sink: Sink) -
 
 def _items(context: AppContext, task: GenerationTask) -> AsyncGenerator[Item, None]:
     if task.prompt_stream:
-        return task.prompt_stream.answer(task.prompt.ids, task.params)
+        return task.prompt_stream.answer(task.prompt.ids, task.params, task.reader)
     return context.llm.submit(
         task.prompt.ids,
         task.params,
         request_id=task.request_id,
         options=task.options,
+        reader=task.reader,
     )
 
 

@@ -14,6 +14,7 @@ from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.request_options import NO_OPTIONS, RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import Renderer
+from streamserve.text.message import NewReader
 from streamserve.text.output import ChoiceDelta, Usage
 from streamserve.text.reranker import RerankScoring
 from streamserve.text.tokenizer import Tokenizer
@@ -61,7 +62,9 @@ class EnginePromptStream(Protocol):
         Raises RequestError if the request was lost.
         """
 
-    def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    def answer(
+        self, ids: list[int], params: SamplingParams, reader: NewReader | None = None
+    ) -> AsyncGenerator[Item, None]:
         """Finish the prompt as `ids` and generate, as Generator.submit does.
 
         For a prompt that is answered early, yields the current answer; raises PromptChanged when it becomes
@@ -139,8 +142,10 @@ class Generator(Protocol):
         *,
         request_id: str,
         options: RequestOptions = NO_OPTIONS,
+        reader: NewReader | None = None,
     ) -> AsyncGenerator[Item, None]:
-        """Yield deltas of `params.n` choices until all have finished, then the Usage.
+        """Yield deltas of `params.n` choices until all have finished, then the Usage. With `reader`, each
+        choice is parsed as a chat reply.
 
         Raises RequestError before the first item if the request is refused. Closing the iterator cancels the
         request.

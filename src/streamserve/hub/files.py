@@ -15,6 +15,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 TEXTS = (".json", ".jinja", ".model", ".txt")
 """File name suffixes of configs, tokenizers and templates."""
+TEMPLATES = "additional_chat_templates"
 
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d[A-Z0-9_]*|TQ\d_\d|MXFP4(?:_[A-Z0-9_]+)?|NVFP4|BF16|FP?16|FP?32))$"
@@ -42,12 +43,13 @@ def folder_files(name: HubName, files: Iterable[str]) -> list[str]:
 
 
 def _is_text(file: str) -> bool:
-    """Return whether a file may contain a config, tokenizer or template. In subfolders, only the config of an
-    embedding model's pooling is loaded."""
+    """Return whether a file may contain a config, tokenizer or template. In subfolders, these are only the
+    config of an embedding model's pooling and named templates."""
     path = PurePosixPath(file)
     if path.suffix not in TEXTS or path.name.lower().startswith(("readme", "license")):
         return False
-    return len(path.parts) == 1 or (len(path.parts) == 2 and path.parts[0].endswith("_Pooling"))
+    folders = path.parts[:-1]
+    return not folders or (len(folders) == 1 and folders[0].endswith(("_Pooling", TEMPLATES)))
 
 
 def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:

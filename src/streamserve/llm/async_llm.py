@@ -52,6 +52,7 @@ from streamserve.system.crashes import crash_folder
 from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
+from streamserve.text.message import NewReader
 from streamserve.text.reranker import scoring
 from streamserve.text.tokenizer import Tokenizer
 
@@ -264,8 +265,10 @@ class AsyncLLM:
         *,
         request_id: str,
         options: RequestOptions = NO_OPTIONS,
+        reader: NewReader | None = None,
     ) -> AsyncGenerator[Item, None]:
-        """Yield the items of a request as they are generated; the last is a Usage.
+        """Yield the items of a request as they are generated; the last is a Usage. With `reader`, each choice
+        is parsed as a chat reply.
 
         Closing the iterator cancels the request. Raises RequestError before the first item if the request is
         refused, or later if it is lost.
@@ -288,7 +291,7 @@ class AsyncLLM:
         opened = Open(request_id, prompt, params, priority, cache_salt, adapter=fingerprint, keep=keep)
         async with aclosing(self._runtime.submit(opened)) as steps:
             items = read_items(
-                steps, self._runtime, self.tokenizer, request_id, len(prompt), params, stopwatch
+                steps, self._runtime, self.tokenizer, request_id, prompt, params, stopwatch, reader
             )
             async for item in items:
                 yield item

@@ -1,7 +1,7 @@
 """Converts a request's events from the fleet to text deltas, and a Usage at the end."""
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from streamserve.fleet.runtime import FleetRuntime
@@ -17,6 +17,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch
+from streamserve.text.message import NewReader
 from streamserve.text.output import ChoiceDelta, ChoiceText, Usage
 from streamserve.text.tokenizer import Tokenizer
 
@@ -28,16 +29,21 @@ async def read_items(
     runtime: FleetRuntime,
     tokenizer: Tokenizer,
     request: str,
-    prompt_tokens: int,
+    prompt: Sequence[int],
     params: SamplingParams,
     stopwatch: Stopwatch,
+    reader: NewReader | None = None,
 ) -> AsyncIterator[Item]:
-    """Yield the items of `steps`, a request's events, timed by `stopwatch`.
+    """Yield the items of `steps`, a request's events, timed by `stopwatch`. `prompt` are its token ids. With
+    `reader`, each choice is parsed as a chat reply.
 
     A choice that ends at a stop string is cancelled in the fleet. Raises RequestError if a choice ends with
     an error.
     """
-    choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
+    choices = {
+        choice: ChoiceText(tokenizer, params, choice, prompt, reader() if reader else None)
+        for choice in range(params.n)
+    }
     counts = _Counts()
     async for events in steps:
         for event in events:
@@ -62,7 +68,7 @@ async def read_items(
     completion = sum(choice.emitted for choice in choices.values())
     outcome = stopwatch.outcome(params.slo)
     yield Usage(
-        prompt_tokens, completion, counts.cached, counts.queued, counts.drafted, counts.accepted, outcome
+        len(prompt), completion, counts.cached, counts.queued, counts.drafted, counts.accepted, outcome
     )
 
 

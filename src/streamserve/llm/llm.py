@@ -1,6 +1,7 @@
 """Library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's format."""
 
 import asyncio
+import logging
 import operator
 import threading
 import weakref
@@ -25,9 +26,12 @@ from streamserve.text.chat import require
 from streamserve.text.embedding import Floats, embedding, embedding_params
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import ChoiceDelta, Usage
+from streamserve.text.prompt_text import PromptText
+from streamserve.text.rendering import render_conversation
 from streamserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
 """Upper bound of the seconds that a worker takes to stop or to be killed."""
@@ -282,8 +286,14 @@ class LLM:
         self._run(self._llm.unload_adapter(name)).result()
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the token ids of a rendered conversation. Raises RequestError if the template refuses it."""
-        prompt = require(self._llm.chat_template).render(chat)
+        """Return the token ids of a rendered conversation. Special tokens are recognized in messages of the
+        assistant only. Raises RequestError if the template refuses the conversation, and logs a warning if it
+        leaves out or moves a message."""
+        template, tokenizer = require(self._llm.chat_template), self.tokenizer
+        conversation = render_conversation(template, chat, tokenizer.special_spans)
+        for name, warning in conversation.warnings.items():
+            _log.warning("without effect: %s%s", name, warning)
+        prompt = conversation.prompt
         return prompt if isinstance(prompt, list) else self._encode_text(prompt, add_special_tokens=False)
 
     def close(self) -> None:
@@ -318,10 +328,11 @@ class LLM:
         except TypeError:
             raise TypeError(f"a prompt must be a text or token ids, not {type(prompt).__name__}") from None
 
-    def _encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def _encode_text(self, text: str | PromptText, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text. Raises RequestError if it is not valid Unicode."""
         try:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            prompt = PromptText(text) if isinstance(text, str) else text
+            return self.tokenizer.encode_prompt(prompt, add_special_tokens)
         except UnicodeEncodeError:
             raise RequestError(
                 "the prompt has a lone surrogate, which UTF-8 cannot encode", field="prompt"

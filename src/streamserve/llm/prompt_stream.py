@@ -17,6 +17,7 @@ from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.messages import Event, OutputWithdrawn, Progress
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch
+from streamserve.text.message import NewReader
 from streamserve.text.output import Usage
 from streamserve.text.retokenize import common_prefix
 from streamserve.text.tokenizer import Tokenizer
@@ -61,8 +62,10 @@ class LocalPromptStream:
         await self._sync(ids, retained, tail)
         self.computed = min(self.computed, retained)
 
-    async def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        """Finish the prompt as `ids`, and yield its output; the last item is a Usage.
+    async def answer(
+        self, ids: list[int], params: SamplingParams, reader: NewReader | None = None
+    ) -> AsyncGenerator[Item, None]:
+        """Finish the prompt as `ids`, and yield its output, as AsyncLLM.submit does.
 
         `params.max_tokens` must be set. If the prompt is answered early, yield the current answer, to its end
         once the prompt is finished. Raises RequestError if the request is lost, PromptChanged when the answer
@@ -71,8 +74,9 @@ class LocalPromptStream:
         stopwatch = Stopwatch(time.monotonic())
         if not self._opened.answer_early:
             await self._sync(ids, common_prefix(self.ids, ids), 0, params)
+        request = self._opened.request
         items = read_items(
-            self._steps(), self._runtime, self._tokenizer, self._opened.request, len(ids), params, stopwatch
+            self._steps(), self._runtime, self._tokenizer, request, ids, params, stopwatch, reader
         )
         async for item in items:
             yield replace(item, prompt_tokens=len(self.ids)) if isinstance(item, Usage) else item

@@ -32,7 +32,7 @@ _REQUESTS = frozenset(
     {
         "served_model_name", "max_body_bytes", "max_memory_bytes", "strict_fields", "max_stored_responses",
         "max_stored_response_bytes", "stored_response_ttl", "batch_concurrency", "tool_parser",
-        "reasoning_parser", "request_timeout",
+        "reasoning_parser", "special_tokens_in_messages", "request_timeout",
     }
 )  # fmt: skip
 """Settings of requests in the API's format."""

@@ -158,6 +158,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reasoning_parser: Annotated[
         ReasoningParser, about("format of the model's reasoning; auto: detected from its chat template")
     ] = "auto"
+    special_tokens_in_messages: Annotated[
+        bool,
+        about(
+            "texts of special tokens in messages, tools, and texts to rank are encoded as special tokens, "
+            "instead of as ordinary text"
+        ),
+    ] = False
     max_grammar_bytes: Annotated[
         int, about("maximum size of a request's JSON schema or grammar, in bytes", ge=1, le=MAX_GRAMMAR_BYTES)
     ] = MAX_GRAMMAR_BYTES

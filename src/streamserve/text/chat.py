@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
@@ -14,6 +15,9 @@ from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.text.template_limits import BoundedEnvironment, check_nodes, render
 
 Message = Mapping[str, Any]
+
+REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a template raises for a conversation that it does not support."""
 
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -53,6 +57,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template, line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
+        self._forms: dict[str, ContentForms] = {}
         self._tools_in_message = "tools" not in self._variables and bool(_TOOLS_OF_MESSAGE.search(source))
 
     @property
@@ -71,11 +76,12 @@ class ChatTemplate:
         """Return the prompt for `messages` and `tools`. `variables` are further inputs of the template.
 
         `add_generation_prompt` opens the reply; `continue_final_message` leaves the last message open
-        instead. A message's content is a string, or a list of text parts, which are joined by newlines.
+        instead. A message's content is a string, or a list of text parts. The template gets parts if it
+        writes them, else their concatenation; a template that writes nothing but parts gets strings as parts.
         Raises RequestError for messages that this template, or every template, cannot render.
         """
         _check_request(messages, add_generation_prompt, continue_final_message, variables or {})
-        chat = [plain_message(message, index) for index, message in enumerate(messages)]
+        chat = [self._as_read(message, index) for index, message in enumerate(messages)]
         final = _open_final_message(chat) if continue_final_message else None
         inputs: dict[str, Any] = {**self._special_tokens, **(variables or {})}
         inputs |= {"messages": chat, "tools": list(tools) if tools else None, "documents": None}
@@ -94,19 +100,105 @@ class ChatTemplate:
             raise RequestError("messages are nested too deeply", field="messages") from error
         except MemoryError as error:
             raise RequestError("the chat template needs too much memory", field="messages") from error
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except REFUSALS as error:
             raise RequestError(
                 f"the chat template refuses this conversation: {error}", field="messages"
             ) from error
         return prompt if final is None else _truncate_at_mark(prompt, final)
 
+    def _as_read(self, message: Message, index: int) -> dict[str, Any]:
+        """Return a message with its content in a form that the template writes."""
+        plain = plain_message(message, index)
+        content = plain.get("content")
+        if not content:
+            return plain
+        forms = self._content_forms(str(plain.get("role")))
+        given = message["content"]
+        if isinstance(given, str):
+            given = given if forms.strings else [{"text": given}]
+        if not isinstance(given, str) and forms.parts:
+            plain["content"] = [{"type": "text", "text": part["text"]} for part in given]
+        return plain
 
-def chat_template(source: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """Return the compiled template; None if the checkpoint has none.
+    def _content_forms(self, role: str) -> "ContentForms":
+        """Return which forms of content the template writes in messages of `role`. It is tried, as templates
+        process contents in macros and filters, too."""
+        if role not in _BEFORE:
+            return ContentForms(strings=True, parts=False)
+        if role not in self._forms:
+            before = [self._as_read(message, index) for index, message in enumerate(_BEFORE[role])]
+            after = [] if role in ("user", "assistant", "tool") else [self._as_read(_USER, 1)]
+            trial = {**_TRIED.get(role, {}), "role": role}
+            strings = self._trial([*before, {**trial, "content": _FIRST}, *after])
+            listed = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
+            parts = re.search(
+                rf"{_FIRST}\s*{_SECOND}", self._trial([*before, {**trial, "content": listed}, *after])
+            )
+            self._forms[role] = ContentForms(strings=_FIRST in strings or not parts, parts=bool(parts))
+        return self._forms[role]
 
-    Raises CheckpointError if it does not compile.
+    def _trial(self, chat: list[dict[str, Any]]) -> str:
+        """Return the rendered conversation; empty if the template refuses it."""
+        inputs = {**self._special_tokens, "messages": chat, "tools": None, "documents": None}
+        try:
+            return render(self._template.generate({**inputs, "add_generation_prompt": False}))
+        except (*REFUSALS, RecursionError, MemoryError):
+            return ""
+
+
+@dataclass(frozen=True)
+class ContentForms:
+    """The forms of content that a template writes for a role: strings, or lists of parts."""
+
+    strings: bool
+    parts: bool
+
+
+_FIRST, _SECOND = "pinewood", "seashell"
+_USER: Message = {"role": "user", "content": _FIRST[::-1]}
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
+_BEFORE: dict[str, list[Message]] = {
+    "system": [],
+    "developer": [],
+    "user": [],
+    "assistant": [_USER],
+    "tool": [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}],
+}
+"""The messages before the tried one, by its role."""
+_TRIED = {"tool": {"name": "f", "tool_call_id": "call00000"}}
+
+
+class TemplatesByUse:
+    """Two chat templates of a checkpoint: `tool_use` renders conversations with tools, `default` all
+    others."""
+
+    def __init__(self, default: ChatTemplate, tool_use: ChatTemplate) -> None:
+        self._default = default
+        self._tool_use = tool_use
+
+    @property
+    def variables(self) -> frozenset[str]:
+        return self._default.variables | self._tool_use.variables
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> str:
+        """Return the prompt, as ChatTemplate.render does."""
+        return (self._tool_use if tools else self._default).render(messages, tools=tools, **options)
+
+
+def chat_template(
+    source: str | None, special_tokens: Mapping[str, str], tool_use: str | None = None
+) -> ChatTemplate | TemplatesByUse | None:
+    """Return the compiled templates; None if the checkpoint has none. With `tool_use`, this template renders
+    conversations with tools.
+
+    Raises CheckpointError if one does not compile.
     """
-    return None if source is None else ChatTemplate(source, special_tokens)
+    if source is None:
+        return None
+    default = ChatTemplate(source, special_tokens)
+    return default if tool_use is None else TemplatesByUse(default, ChatTemplate(tool_use, special_tokens))
 
 
 class Renderer(Protocol):
@@ -165,7 +257,7 @@ def plain_message(message: Message, index: int) -> dict[str, Any]:
     plain = {name: value for name, value in message.items() if value is not None}
     content = plain.get("content")
     if isinstance(content, list | tuple):
-        plain["content"] = "\n".join(_part_text(part, index) for part in content)
+        plain["content"] = "".join(_part_text(part, index) for part in content)
     elif not isinstance(content, str | None):
         raise RequestError(f"messages[{index}].content must be a string or a list of parts", field="messages")
     elif content is None and plain.get("tool_calls"):
@@ -189,8 +281,12 @@ def _open_final_message(chat: list[dict[str, Any]]) -> str:
     final = chat[-1].get("content")
     if final is None:
         raise RequestError("continue_final_message: the last message has no content", field="messages")
-    chat[-1]["content"] = final + _CONTINUE
-    return str(final)
+    if isinstance(final, str):
+        chat[-1]["content"] = final + _CONTINUE
+        return final
+    text = str(final[-1]["text"])
+    final[-1]["text"] = text + _CONTINUE
+    return text
 
 
 def _truncate_at_mark(prompt: str, final: str) -> str:

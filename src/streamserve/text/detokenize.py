@@ -2,12 +2,17 @@
 a whole."""
 
 import codecs
+from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 from streamserve.text.tokenizer import Tokenizer
 
 _MAX_OPEN = 4
 """A character has at most 4 bytes, so 4 tokens suffice to complete one."""
+
+_MAX_SEARCHED = 256
+"""Number of the prompt's last tokens that are searched for one with text."""
 
 
 class Detokenizer(Protocol):
@@ -20,14 +25,32 @@ class Detokenizer(Protocol):
         """Return the remaining text at the end. Incomplete characters become U+FFFD."""
 
 
-def detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer:
+def detokenizer(
+    tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+) -> Detokenizer:
     """Return the detokenizer for `tokenizer`: feeding all `ids` and flushing gives `tokenizer.decode(ids)`.
 
-    There is one exception. A decoder that combines byte-level decoding with further steps may decode invalid
-    UTF-8 in pieces differently than as a whole.
+    If the tokens continue the text of a `prompt`, a space at their start is part of their text. There is one
+    exception. A decoder that combines byte-level decoding with further steps may decode invalid UTF-8 in
+    pieces differently than as a whole.
     """
-    kind = _ByteLevel if tokenizer.byte_level else _Windowed
-    return kind(tokenizer, skip_special_tokens)
+    if tokenizer.byte_level:
+        return _ByteLevel(tokenizer, skip_special_tokens)
+    return _Windowed(tokenizer, skip_special_tokens, _context(tokenizer, prompt))
+
+
+def _context(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """Return a token of the text that a prompt ends with; none after a special token, where a text begins.
+
+    It is no byte of a longer character, whose other bytes would be missing.
+    """
+    for token in islice(reversed(prompt), _MAX_SEARCHED):
+        if tokenizer.is_special(token):
+            return []
+        data = tokenizer.token_bytes(token)
+        if data and (data.isascii() or not tokenizer.is_byte_piece(token)):
+            return [token]
+    return []
 
 
 class _ByteLevel:
@@ -57,12 +80,12 @@ class _Windowed:
     Byte tokens stay pending until their run ends: one invalid byte affects the whole run.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, context: list[int]) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._window: list[int] = []
-        self._read = 0
-        self._emitted = ""
+        self._window = context
+        self._read = len(context)
+        self._emitted = self._decode()
 
     def feed(self, token: int) -> str:
         if not self._tokenizer.token_bytes(token) or (self._skip and self._tokenizer.is_special(token)):

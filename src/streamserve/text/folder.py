@@ -16,6 +16,9 @@ _LLAMA_DEFAULTS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"
 class TokenizerFolder:
     """The settings besides `tokenizer.json`. `special_tokens` maps names ("eos_token", …) to texts.
 
+    `chat_template` is the template named default, `tool_template` the template named tool_use, which renders
+    conversations with tools.
+
     `llama_class`: transformers loads the folder with its class `LlamaTokenizer`. `legacy` and
     `add_prefix_space` are settings of this class.
     """
@@ -23,6 +26,7 @@ class TokenizerFolder:
     path: Path
     special_tokens: dict[str, str]
     chat_template: str | None
+    tool_template: str | None
     llama_class: bool
     legacy: bool
     add_prefix_space: bool
@@ -45,10 +49,12 @@ def read_folder(path: Path) -> TokenizerFolder:
     model_type = _read_json(path / "config.json").get("model_type")
     llama_class = model_type == "llama" and settings.get("tokenizer_class") in _LLAMA_CLASSES
     prefix_space = settings.get("add_prefix_space")
+    templates = _chat_templates(path, settings)
     return TokenizerFolder(
         path=path,
         special_tokens=_special_tokens(path, settings, _LLAMA_DEFAULTS if llama_class else {}),
-        chat_template=_chat_template(path, settings),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         llama_class=llama_class,
         legacy=bool(settings.get("legacy", False)),
         add_prefix_space=True if prefix_space is None else bool(prefix_space),
@@ -81,18 +87,29 @@ def _special_tokens(path: Path, settings: dict[str, Any], defaults: dict[str, st
     return named
 
 
-def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
-    """Return the default template, from `chat_template.jinja` or else from `tokenizer_config.json`."""
-    file = path / "chat_template.jinja"
-    if file.exists():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
+def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Return the templates by name, from the files `chat_template.jinja` ("default") and
+    `additional_chat_templates/NAME.jinja`. Without the former, those of `tokenizer_config.json` are read,
+    too."""
+    files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    named = {name: _read_text(file) for name, file in files.items()}
+    default = path / "chat_template.jinja"
+    if default.exists():
+        return {**named, "default": _read_text(default)}
     template = settings.get("chat_template")
-    if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = template.get("default")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"{path / 'tokenizer_config.json'}: chat_template must be text")
-    return template
+    listed = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    given = {entry.get("name"): entry.get("template") for entry in listed if isinstance(entry, dict)}
+    for name in ("default", "tool_use"):
+        text = given.get(name)
+        if not isinstance(text, str | None):
+            raise CheckpointError(f"{path / 'tokenizer_config.json'}: chat_template must be text")
+        if text is not None:
+            named.setdefault(name, text)
+    return named
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error

@@ -70,11 +70,13 @@ SPLITTINGS = {
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """A tokenizer, with the special tokens and the chat template of its file."""
+    """A tokenizer, with the special tokens and the chat templates of its file. `tool_template` is the
+    template named tool_use, which renders conversations with tools."""
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]
     chat_template: str | None
+    tool_template: str | None
 
 
 def read_tokenizer(model: GgufModel) -> GgufTokenizer:
@@ -100,8 +102,10 @@ def read_tokenizer(model: GgufModel) -> GgufTokenizer:
         [AddedToken(tokens[i], special=bool(types[i] != USER_DEFINED), normalized=False) for i in added]
     )
     _add_ends(metadata, backend, special, bos)
-    template = metadata.text("tokenizer.chat_template", "") or None
-    return GgufTokenizer(backend, special, template)
+    template, tool_template = (
+        metadata.text(f"tokenizer.chat_template{name}", "") or None for name in ("", ".tool_use")
+    )
+    return GgufTokenizer(backend, special, template, tool_template)
 
 
 def _types(metadata: Metadata, count: int) -> np.ndarray:

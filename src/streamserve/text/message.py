@@ -1,33 +1,23 @@
-"""Parses a chat reply incrementally into reasoning, content and tool calls."""
+"""Parses a chat reply incrementally into events: reasoning, text and tool calls."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Protocol
 
 from streamserve.text.reasoning import ReasoningParser
-from streamserve.text.tools.parser import CallDelta, ToolCallParser
-
-
-@dataclass
-class MessagePart:
-    """The output of one parsed piece of text."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.reasoning or self.content or self.calls)
+from streamserve.text.reply_events import ReasoningDelta, ReplyEvent, TextDelta
+from streamserve.text.tools.parser import ToolCallParser
 
 
 class OutputReader(Protocol):
     """Parses one message."""
 
-    @property
-    def called(self) -> bool:
-        """Whether a tool was called."""
+    def read(self, text: str, final: bool, cut: bool = False) -> list[ReplyEvent]:
+        """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
+        the arguments of a last call, unless the reply was `cut`."""
 
-    def read(self, text: str, final: bool) -> MessagePart:
-        """Parse the next piece. If it is the `final` one, also return text that was held back."""
+
+NewReader = Callable[[], OutputReader]
+"""Returns a parser for one message."""
 
 
 class MessageParser:
@@ -40,13 +30,9 @@ class MessageParser:
         self._thoughts = thoughts
         self._calls = calls
 
-    @property
-    def called(self) -> bool:
-        """Whether a tool was called."""
-        return self._calls is not None and self._calls.calls > 0
-
-    def read(self, text: str, final: bool) -> MessagePart:
-        """Parse the next piece. If it is the `final` one, also return text that was held back."""
+    def read(self, text: str, final: bool, cut: bool = False) -> list[ReplyEvent]:
+        """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
+        the arguments of a last call, unless the reply was `cut`."""
         reasoning, content = "", text
         if self._thoughts is not None:
             thought = self._thoughts.feed(text)
@@ -54,10 +40,8 @@ class MessageParser:
             if final:
                 remaining = self._thoughts.finish()
                 reasoning, content = reasoning + remaining.reasoning, content + remaining.content
+        events: list[ReplyEvent] = [ReasoningDelta(reasoning)] if reasoning else []
         if self._calls is None:
-            return MessagePart(reasoning, content)
-        parsed = self._calls.feed(content)
-        if final:
-            last = self._calls.finish()
-            return MessagePart(reasoning, parsed.content + last.content, parsed.calls + last.calls)
-        return MessagePart(reasoning, parsed.content, parsed.calls)
+            return [*events, TextDelta(content)] if content else events
+        events += self._calls.feed(content)
+        return [*events, *self._calls.finish(cut)] if final else events

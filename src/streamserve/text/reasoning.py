@@ -9,7 +9,7 @@ harmony             <|channel|>analysis<|message|>…<|end|>                    
 
 from dataclasses import dataclass
 
-from streamserve.text.tools.parser import overlap
+from streamserve.text.tools.values import overlap
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class ReasoningParser:
         self._format = thinking
         self._in_thought = opened and not closed
         self._undecided = not opened and not closed
-        self._may_open = self._in_thought
+        # Also after an empty reasoning in the prompt: a model may reason although the template disabled it.
+        self._may_open = opened or closed
         self._held = ""
         self._begun = False
         self._answer = _AnswerText(*thinking.answer, started=False)

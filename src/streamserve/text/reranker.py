@@ -4,6 +4,7 @@ relevant."""
 from dataclasses import dataclass
 
 from streamserve.protocol.errors import CheckpointError
+from streamserve.text.prompt_text import PromptText, joined
 from streamserve.text.tokenizer import Tokenizer
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -23,10 +24,14 @@ class RerankScoring:
     no: int
     yes: int
 
-    def prompt(self, query: str, document: str, instruction: str | None = None) -> str:
+    def prompt(
+        self, query: PromptText | str, document: PromptText | str, instruction: PromptText | str | None = None
+    ) -> PromptText:
         """Return the prompt that asks the model to judge a document."""
         instruct = INSTRUCTION if instruction is None else instruction
-        return f"{_BEGIN}<Instruct>: {instruct}\n<Query>: {query}\n<Document>: {document}{_END}"
+        return joined(
+            f"{_BEGIN}<Instruct>: ", instruct, "\n<Query>: ", query, "\n<Document>: ", document, _END
+        )
 
 
 def scoring(tokenizer: Tokenizer) -> RerankScoring:

@@ -8,10 +8,12 @@ changed pieces are tokenized. With tokenizers for which this is not proven, the 
 time.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from typing import Any
 
+from streamserve.text.prompt_text import PromptText
 from streamserve.text.tokenizer import Tokenizer
 
 PIECE = 1024
@@ -138,65 +140,83 @@ def _no_merge_crosses(model: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """A text's token ids, and the end of each of its pieces, in characters and in tokens."""
+    """A prompt's token ids, and the end of each of its pieces, in characters and in tokens."""
 
-    text: str
+    prompt: PromptText
     ids: list[int]
     ends: list[tuple[int, int]]
 
+    @property
+    def text(self) -> str:
+        return self.prompt.text
 
-EMPTY = Tokenized("", [], [])
+
+EMPTY = Tokenized(PromptText(""), [], [])
 
 
 class Retokenizer:
     """Tokenizes successive versions of a text.
 
-    Adds no special tokens. Recognizes special tokens written in the text, as Tokenizer.encode does.
+    Adds no special tokens. Recognizes special tokens written in the text, as Tokenizer.encode_prompt does,
+    but not in its literal parts. No part crosses a boundary, as no special token contains one.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._cuts = cuts_at_spaces(tokenizer)
 
-    def encode(self, text: str, before: Tokenized = EMPTY) -> Tokenized:
-        """Return the tokens of `text`, reusing the tokens of an earlier version.
+    def encode(self, text: str | PromptText, before: Tokenized = EMPTY) -> Tokenized:
+        """Return the tokens of a text, reusing the tokens of an earlier version.
 
         The result is identical to tokenizing the text as a whole. Raises ValueError for text that is not
         Unicode.
         """
+        prompt = PromptText(text) if isinstance(text, str) else text
         if not self._cuts:
-            return Tokenized(text, self._encode([text])[0], [])
-        same = common_prefix(before.text, text)
+            return Tokenized(prompt, self._encode([prompt])[0], [])
+        same = _common_length(before.prompt, prompt)
         # A piece ends before a space. Both texts must have that space, so the end of the earlier text is
         # never reused.
         reused = [end for end in before.ends if end[0] < same]
         start, count = reused[-1] if reused else (0, 0)
-        pieces = _pieces(text, start)
+        cuts = [start, *_boundaries(prompt.text, start)]
+        pieces = [prompt.between(*span) for span in pairwise(cuts)]
         new = self._encode(pieces)
-        lengths = zip(map(len, pieces), map(len, new), strict=True)
+        lengths = zip((len(piece.text) for piece in pieces), map(len, new), strict=True)
         ends = accumulate(
             lengths,
             lambda first, second: (first[0] + second[0], first[1] + second[1]),
             initial=(start, count),
         )
         ids = before.ids[:count] + [token for piece in new for token in piece]
-        return Tokenized(text, ids, reused[:-1] + list(ends))
+        return Tokenized(prompt, ids, reused[:-1] + list(ends))
 
-    def _encode(self, pieces: list[str]) -> list[list[int]]:
+    def _encode(self, pieces: list[PromptText]) -> list[list[int]]:
         """Tokenize pieces. For long pieces the GIL is released, which is slower for short pieces."""
-        if sum(map(len, pieces)) > THREAD_THRESHOLD:
-            return self._tokenizer.encode_without_gil(pieces, add_special_tokens=False)
-        return [self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
+        texts = [piece.text for piece in pieces if not piece.literal]
+        if sum(map(len, texts)) > THREAD_THRESHOLD:
+            plain = iter(self._tokenizer.encode_without_gil(texts, add_special_tokens=False))
+        else:
+            plain = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        encode = self._tokenizer.encode_prompt
+        return [encode(piece, add_special_tokens=False) if piece.literal else next(plain) for piece in pieces]
 
 
-def _pieces(text: str, start: int) -> list[str]:
-    """Return the text from `start` on, split at boundaries."""
-    pieces = []
+def _common_length(first: PromptText, second: PromptText) -> int:
+    """Return the number of characters that two prompts begin with, in parts that are literal in both or in
+    neither."""
+    same = common_prefix(first.text, second.text)
+    if first.literal == second.literal:
+        return same
+    changed = zip_longest(first.literal, second.literal, fillvalue=(same, same))
+    return min(same, *next((one[0], other[0]) for one, other in changed if one != other))
+
+
+def _boundaries(text: str, start: int) -> Iterator[int]:
+    """Yield the ends of the pieces of the text from `start` on."""
     while start < len(text):
-        end = _boundary(text, start + PIECE)
-        pieces.append(text[start:end])
-        start = end
-    return pieces
+        start = _boundary(text, start + PIECE)
+        yield start
 
 
 def _boundary(text: str, start: int) -> int:

@@ -2,13 +2,22 @@
 
 from dataclasses import dataclass
 
+from streamserve.text.reply_events import ReplyEvent
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The result of one piece of text: `text` may be sent now, `stop` is the stop string that ended it."""
+    """The result of one piece of text: `text` may be sent now, `stop` is the stop string that ended it.
+
+    `events` are what a ReplyReader finds in the text.
+    """
 
     text: str
     stop: str | None = None
+    events: tuple[ReplyEvent, ...] = ()
+
+    def __add__(self, later: "Scan") -> "Scan":
+        return Scan(self.text + later.text, later.stop, self.events + later.events)
 
 
 class StopFinder:
@@ -23,12 +32,12 @@ class StopFinder:
         self._include = include_stop
         self._held = ""
 
-    def feed(self, text: str) -> Scan:
-        """Scan the next piece.
+    def feed(self, text: str, searched: bool = True) -> Scan:
+        """Scan the next piece. Stop strings that end in a piece that is not `searched` do not act.
 
         After a scan that has a `stop`, the text has ended and `feed` is not called again.
         """
-        if not self._patterns:
+        if not (self._patterns and searched):
             return Scan(text)
         seen = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
@@ -39,10 +48,13 @@ class StopFinder:
         self._held = seen[len(seen) - held_back :]
         return Scan(seen[: len(seen) - held_back])
 
-    def flush(self) -> str:
-        """Return the text that was held back. Call this at the end of the text."""
+    def finish(self) -> Scan:
+        """Return the text that was held back. Call this at the end of the text; the next piece begins another
+        text."""
         held, self._held = self._held, ""
-        return held
+        for pattern in self._patterns:
+            pattern.matched = 0
+        return Scan(held)
 
     def _stopped(self, seen: str, stop: str) -> Scan:
         self._held = ""

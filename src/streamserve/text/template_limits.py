@@ -68,6 +68,13 @@ def quick() -> Iterator[None]:
         _quick.reset(token)
 
 
+def ensure_quick(characters: int) -> None:
+    """Raise SlowRenderingError within `quick` if reading as many characters takes more than some
+    milliseconds."""
+    if _quick.get() and characters > QUICK_CHARACTERS:
+        raise SlowRenderingError
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """A Jinja environment with limits. Use `render` to render its templates."""
 

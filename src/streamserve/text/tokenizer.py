@@ -17,6 +17,8 @@ from streamserve.text.chat import Renderer, chat_template
 from streamserve.text.folder import TokenizerFolder, read_folder
 from streamserve.text.gguf import read_tokenizer
 from streamserve.text.mistral import MistralBackend, MistralTemplate, mistral_file
+from streamserve.text.prompt_text import PromptText
+from streamserve.text.special_text import Span, SpecialTexts
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -24,8 +26,9 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Tokenizer:
     """A checkpoint's tokenizer. `encode` adds the special tokens that `tokenizer.json` defines.
 
-    `special_tokens` maps names ("bos_token", "eos_token", …) to texts. `chat_template` is Jinja source;
-    without it, `renderer` renders conversations, if there is one. Thread-safe.
+    `special_tokens` maps names ("bos_token", "eos_token", …) to texts. `chat_template` is Jinja source, and
+    `tool_template` for conversations with tools, if it differs; without them, `renderer` renders
+    conversations, if there is one. Thread-safe.
     """
 
     def __init__(
@@ -34,11 +37,13 @@ class Tokenizer:
         special_tokens: dict[str, str] | None = None,
         chat_template: str | None = None,
         renderer: Renderer | None = None,
+        tool_template: str | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
+        self._tool_template = tool_template
         self._renderer = renderer
         self._backend = backend
         self._name_special_tokens()
@@ -61,7 +66,9 @@ class Tokenizer:
                 return cls._from_settings(folder)
             assert file
             read = read_tokenizer(open_gguf(file))
-            return cls(read.backend, read.special_tokens, read.chat_template)
+            return cls(
+                read.backend, read.special_tokens, read.chat_template, tool_template=read.tool_template
+            )
         except CheckpointError:
             raise
         except Exception as error:  # token names that are not Unicode, or inconsistent parts
@@ -73,30 +80,33 @@ class Tokenizer:
         if file is not None:
             own = MistralBackend(file)
             return cls(own, own.special_tokens, renderer=MistralTemplate(own))
+        templates = (folder.chat_template, None, folder.tool_template)
         if not folder.tokenizer_file.exists():
-            return cls(_converted_backend(folder), folder.special_tokens, folder.chat_template)
+            return cls(_converted_backend(folder), folder.special_tokens, *templates)
         try:
             backend = tokenizers.Tokenizer.from_file(str(folder.tokenizer_file))
         except Exception as error:  # the library raises plain instances of Exception
             raise CheckpointError(f"{folder.tokenizer_file} cannot be read: {error}") from error
-        tokenizer = cls(backend, folder.special_tokens, folder.chat_template)
+        tokenizer = cls(backend, folder.special_tokens, *templates)
         if folder.llama_class and not tokenizer.byte_level:
             _rebuild_as_llama(backend, folder)
-            tokenizer = cls(backend, folder.special_tokens, folder.chat_template)
+            tokenizer = cls(backend, folder.special_tokens, *templates)
         return tokenizer
 
     @property
     def template_signs(self) -> str | None:
-        """The text from which the formats of tool calls and reasoning are detected: chat template or special
+        """The text from which the formats of tool calls and reasoning are detected: chat templates or special
         tokens."""
-        return self._backend.signs if isinstance(self._backend, MistralBackend) else self.chat_template
+        if isinstance(self._backend, MistralBackend):
+            return self._backend.signs
+        return self.chat_template and self.chat_template + (self._tool_template or "")
 
     def renderer(self) -> Renderer | None:
         """Return the renderer of conversations; None if there is none.
 
-        Raises CheckpointError if the chat template does not compile.
+        Raises CheckpointError if a chat template does not compile.
         """
-        return self._renderer or chat_template(self.chat_template, self.special_tokens)
+        return self._renderer or chat_template(self.chat_template, self.special_tokens, self._tool_template)
 
     def _name_special_tokens(self) -> None:
         """Mark the folder's named special tokens as special, where `tokenizer.json` does not."""
@@ -162,6 +172,42 @@ class Tokenizer:
             text.encode()
         encoded = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encoded]
+
+    def encode_prompt(self, prompt: PromptText, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a prompt, as `encode` does. Its literal parts become no special tokens.
+
+        Raises ValueError for text that is not Unicode.
+        """
+        if not prompt.literal:
+            return self.encode(prompt.text, add_special_tokens)
+        return self.encode_prompt_without_gil(prompt, add_special_tokens)
+
+    def encode_prompt_without_gil(self, prompt: PromptText, add_special_tokens: bool = True) -> list[int]:
+        """Return `encode_prompt`, releasing the GIL meanwhile; for use in threads."""
+        if not prompt.literal:
+            return self.encode_without_gil([prompt.text], add_special_tokens)[0]
+        assert self._special_texts
+        parts = [part for part in prompt.parts(self._special_texts.spans) if part[0]]
+        plain = iter(self.encode_without_gil([text for text, ordinary in parts if not ordinary], False))
+        ordinary = iter(self._special_texts.encode_ordinary([text for text, ordinary in parts if ordinary]))
+        before, after = self.added_special_tokens if add_special_tokens else ([], [])
+        ids = [token for _, literal in parts for token in next(ordinary if literal else plain)]
+        return before + ids + after
+
+    def special_spans(self, text: str) -> list[Span]:
+        """Return the parts of `text` that `encode` converts to special tokens."""
+        return self._special_texts.spans(text) if self._special_texts else []
+
+    def literal(self, text: str) -> PromptText:
+        """Return a text in which no special tokens are recognized."""
+        return PromptText(text, tuple(self.special_spans(text)))
+
+    @cached_property
+    def _special_texts(self) -> SpecialTexts | None:
+        """None if `encode` recognizes no special tokens."""
+        if isinstance(self._backend, MistralBackend):
+            return None
+        return SpecialTexts(self._backend, self._named_id("unk_token"))
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Ids outside of the vocabulary have no text."""

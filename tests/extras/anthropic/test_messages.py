@@ -256,7 +256,7 @@ def test_arguments_that_are_cut_short_are_not_lost(talker: ScriptedGenerator) ->
 def test_consecutive_turns_become_one(talking: Served) -> None:
     blocks = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     create(talking, messages=[{"role": "user", "content": blocks}, {"role": "user", "content": "three"}])
-    assert "<|im_start|>user\none\ntwo\nthree<|im_end|>" in last_prompt(talking)
+    assert "<|im_start|>user\nonetwo\nthree<|im_end|>" in last_prompt(talking)
 
 
 def test_system_blocks_are_one_message_without_the_billing_header(talking: Served) -> None:
@@ -266,7 +266,7 @@ def test_system_blocks_are_one_message_without_the_billing_header(talking: Serve
     ]
     response = talking.post(ROUTE, max_tokens=8, messages=HI, system=blocks)
     assert "system[0] as it is a header" in response.headers["warning"]
-    assert last_prompt(talking).startswith("<|im_start|>system\nA\nB<|im_end|>\n<|im_start|>user")
+    assert last_prompt(talking).startswith("<|im_start|>system\nAB<|im_end|>\n<|im_start|>user")
 
 
 @pytest.mark.parametrize(

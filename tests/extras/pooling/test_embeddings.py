@@ -234,7 +234,7 @@ def test_a_reranking_model_judges_by_its_logits_of_yes_and_no(tmp_path: Path) ->
         tokenizer, judge = server.llm.tokenizer, server.llm.scoring
         assert refused(server.post("/v1/embeddings", input="a"), 400)["param"] == "model"
         for document, score in zip(documents, scores, strict=True):
-            prompt = judge.prompt(query, document)
+            prompt = judge.prompt(query, document).text
             assert f"<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}<|im_end|>" in prompt
             logits = reference_logits(folder, tokenizer.encode(prompt, add_special_tokens=False))
             expected = logits[[judge.no, judge.yes]].softmax(0)[1]

@@ -63,6 +63,29 @@ def test_a_response_continues_an_earlier_one(server: Served) -> None:
     assert second.usage.input_tokens == whole.usage.input_tokens
 
 
+@pytest.mark.parametrize("arguments", ["{", "[1]", "null", '{"a": NaN}', "[" * 80])
+def test_a_response_with_odd_arguments_is_continued(talker: ScriptedGenerator, arguments: str) -> None:
+    """The user cannot repair what is stored."""
+    call = f'<tool_call>{{"name": "get_weather", "arguments": {arguments}'
+    with scripted(talker.replaced(script=says(call))) as server:
+        first = create(server, tools=[TOOL])
+        assert first.output[0].type == "function_call"
+        output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": []}
+        create(server, tools=[TOOL], input=[output], previous_response_id=first.id)
+        kept = "{}" if arguments == "null" else "invalid_json"
+        assert kept in last_prompt(server)
+
+
+def test_unknown_keys_of_items_are_named_in_a_warning(talking: Served) -> None:
+    part = {"type": "output_text", "text": "a", "parsed": 1}
+    items = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [part], "colour": 2}]
+    response = talking.post(ROUTE, input=items)
+    assert response.status_code == 200
+    assert "unknown: input[].colour, input[].content[].parsed" in response.headers["warning"]
+    more = talking.post(ROUTE, input="so?", previous_response_id=response.json()["id"])
+    assert (more.status_code, "warning" in more.headers) == (200, False)
+
+
 def test_a_retrieved_response_is_the_one_that_was_made(talking: Served) -> None:
     made = create(talking, metadata={"team": "a"}, instructions="Be brief.")
     assert made.store is True
@@ -224,11 +247,12 @@ def test_an_effort_is_a_variable_of_the_template(
     expected: str,
     warned: bool,
 ) -> None:
-    folder = byte_level_folder(tmp_path_factory.mktemp("effort"), chat_template=f"<{template}>")
+    source = f"{{{{ messages[0].content }}}}<{template}>"
+    folder = byte_level_folder(tmp_path_factory.mktemp("effort"), chat_template=source)
     with scripted(talker.replaced(tokenizer=Tokenizer.from_folder(folder))) as server:
         response = server.post(ROUTE, input="hi", reasoning=fields)
         assert response.json()["reasoning"] == fields
-        assert last_prompt(server) == f"<{expected}>"
+        assert last_prompt(server) == f"hi<{expected}>"
         assert ("reasoning.effort" in response.headers.get("warning", "")) == warned
 
 

@@ -1,9 +1,7 @@
 """POST /v1/chat/completions: the next message of a conversation."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,6 +17,7 @@ from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
+from streamserve.api.openai.chat_parts import delta_fields, message_fields
 from streamserve.api.openai.conversation import Conversation, prepared
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -31,8 +30,6 @@ from streamserve.api.openai.replies import (
     ChatDelta,
     ChatMessage,
     ChatReply,
-    Function,
-    ToolCall,
     UsageReply,
     usage_reply,
 )
@@ -44,8 +41,6 @@ from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.protocol.request_options import NO_OPTIONS
-from streamserve.text.message import MessagePart, OutputReader
-from streamserve.text.tools.parser import CallDelta, merged
 
 
 async def chat_completions(context: AppContext, request: Request) -> Response:
@@ -56,7 +51,8 @@ async def chat_completions(context: AppContext, request: Request) -> Response:
     body = with_key_seed(body, request.headers)
     context = await routed(context, request, body.model)
     body = with_thinking(body, context.llm.chat_template, ignored_of(request))
-    return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
+    conversation = await prepared(context, body, charge_of(request), ignored_of(request))
+    return await Chat(context, body, conversation).respond(request)
 
 
 CHAT_ROUTES: tuple[Route[AppContext], ...] = (
@@ -85,7 +81,6 @@ class Chat:
         self._body = body
         self._head = head_of(new_id("chatcmpl"), context.llm, served_name(context.llm, body.model))
         self._conversation = conversation
-        self._readers: dict[int, OutputReader] = {}
         self._options = NO_OPTIONS
 
     async def respond(self, request: Request) -> Response:
@@ -101,7 +96,14 @@ class Chat:
     def task(self) -> GenerationTask:
         """Build the task for the conversation's prompt."""
         conversation = self._conversation
-        return GenerationTask(0, self._head.id, conversation.prompt, conversation.params, self._options)
+        return GenerationTask(
+            0,
+            self._head.id,
+            conversation.prompt,
+            conversation.params,
+            self._options,
+            reader=conversation.reader,
+        )
 
     async def whole(self, tasks: list[GenerationTask]) -> bytes:
         """Run the task to its end; return the reply as JSON."""
@@ -111,7 +113,7 @@ class Chat:
 
     async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
         """Run the task, sending an event for each delta."""
-        writer = StreamWriter(self._body, self._event, self._piece, emit)
+        writer = StreamWriter(self._body, self._event, self._pieces, emit)
         await writer.run(self._context, tasks)
 
     def _whole(self, output: GenerationOutput) -> ChatReply:
@@ -128,51 +130,39 @@ class Chat:
         )
 
     def _whole_choice(self, number: int, piece: Piece) -> ChatChoice:
-        part = self._read(number, piece.text, True)
-        calls = _whole_calls(part.calls)
-        message = ChatMessage(
-            content=part.content or (None if calls or part.reasoning else ""),
-            tool_calls=calls or UNSET,
-            **self._thought(part.reasoning or None),
-        )
+        message = ChatMessage(**message_fields(piece.events, self._with_reasoning))
         token_ids = piece.tokens if self._body.return_token_ids else None
         return msgspec.structs.replace(self._choice(number, piece), message=message, token_ids=token_ids)
 
-    def _piece(
+    def _pieces(
         self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
-    ) -> ChatChoice | None:
-        """Build a choice of the stream from a delta; None if all new text is held back."""
-        part = self._read(number, piece.text, piece.finish is not None)
-        delta = ChatDelta(
-            role="assistant" if first else UNSET,
-            content=part.content if part.content or not part else UNSET,
-            tool_calls=[_streamed(call) for call in merged(part.calls)] or UNSET,
-            **(self._thought(part.reasoning) if part.reasoning else {}),
-        )
-        if not (first or part or piece.logprobs or piece.finish or self._body.return_token_ids):
-            return None
-        return msgspec.structs.replace(self._choice(number, piece), delta=delta)
+    ) -> list[ChatChoice]:
+        """Build the choices of the stream for a delta; none if all new text is held back. The last has what
+        is not in the message."""
+        deltas = [ChatDelta(**fields) for fields in delta_fields(piece.events, self._with_reasoning)]
+        if not deltas:
+            if not (first or piece.logprobs or piece.finish or self._body.return_token_ids):
+                return []
+            deltas = [ChatDelta(content="")]
+        if first:
+            deltas[0] = msgspec.structs.replace(deltas[0], role="assistant")
+        *before, last = deltas
+        choices = [ChatChoice(index=number, delta=delta) for delta in before]
+        return [*choices, msgspec.structs.replace(self._choice(number, piece), delta=last)]
 
-    def _read(self, number: int, text: str, final: bool) -> MessagePart:
-        reader = self._readers.setdefault(number, self._conversation.reader())
-        part = reader.read(text, final)
-        return part if self._body.include_reasoning else replace(part, reasoning="")
-
-    def _thought(self, text: str | None) -> dict[str, Any]:
-        """Return the reasoning under both field names in use."""
-        if self._conversation.thinking is None or not self._body.include_reasoning:
-            return {}
-        return {"reasoning": text, "reasoning_content": text}
+    @property
+    def _with_reasoning(self) -> bool:
+        """Whether replies have the fields of reasoning."""
+        return self._conversation.thinking is not None and self._body.include_reasoning
 
     def _choice(self, number: int, piece: Piece) -> ChatChoice:
         """Return the fields common to a complete choice and a delta."""
-        called = number in self._readers and self._readers[number].called
         return ChatChoice(
             index=number,
             logprobs=chat_logprobs(piece.logprobs, self._body.return_tokens_as_token_ids, packed=True)
             if self._body.logprobs
             else None,
-            finish_reason="tool_calls" if piece.finish == "stop" and called else piece.finish,
+            finish_reason="tool_calls" if piece.finish == "stop" and piece.called else piece.finish,
             stop_reason=piece.stop,
             token_ids=piece.tokens if self._body.return_token_ids else UNSET,
         )
@@ -196,23 +186,3 @@ class Chat:
             choices=choices,
             usage=usage,
         )
-
-
-def _streamed(delta: CallDelta) -> ToolCall:
-    """Build the next delta of a tool call; the first has its id and name."""
-    function = Function(name=UNSET if delta.name is None else delta.name, arguments=delta.arguments)
-    if delta.id is None:
-        return ToolCall(index=delta.index, function=function)
-    return ToolCall(index=delta.index, id=delta.id, type="function", function=function)
-
-
-def _whole_calls(deltas: list[CallDelta]) -> list[ToolCall]:
-    """Join `deltas` into whole tool calls."""
-    return [
-        ToolCall(
-            id=call.id or "",
-            type="function",
-            function=Function(name=call.name or "", arguments=call.arguments),
-        )
-        for call in merged(deltas)
-    ]

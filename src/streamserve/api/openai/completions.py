@@ -154,7 +154,7 @@ class Completion:
 
     async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
         """Run the tasks, sending an event for each delta."""
-        await StreamWriter(self._body, self._event, self._choice, emit).run(self._context, tasks)
+        await StreamWriter(self._body, self._event, self._choices, emit).run(self._context, tasks)
 
     def _event(
         self,
@@ -184,6 +184,11 @@ class Completion:
             choices=choices,
             usage=usage,
         )
+
+    def _choices(
+        self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
+    ) -> list[CompletionChoice]:
+        return [self._choice(task, number, piece, first, entries)]
 
     def _choice(
         self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]

@@ -7,6 +7,7 @@ import msgspec
 
 from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
+from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.messages import checked_messages
 from streamserve.api.openai.prompts import Encoder, truncation_limit
@@ -21,6 +22,7 @@ from streamserve.text.chat import require
 from streamserve.text.harmony import HarmonyParser
 from streamserve.text.message import MessageParser, OutputReader
 from streamserve.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
+from streamserve.text.rendering import RenderedConversation, render_conversation
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.formats import FORMATS
 
@@ -67,9 +69,10 @@ def chat_tools(context: AppContext, body: ChatRequest) -> Tools | None:
 
 
 def rendered(
-    llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | None = None
-) -> str | list[int]:
+    context: AppContext, body: ChatRequest, charge: Charge, tools: Tools | None = None
+) -> RenderedConversation:
     """Render the conversation to a text, or to token ids. Raises RequestError if it cannot be rendered."""
+    llm = context.llm
     max_model_len = llm.model.max_model_len
     if len(body.messages) > max_model_len:
         raise RequestError(
@@ -80,8 +83,11 @@ def rendered(
     messages = checked_messages(body.messages, charge)
     if llm.tokenizer.chat_template is None:
         _check_length(llm, messages)
-    return require(llm.chat_template).render(
+    recognized = context.settings.special_tokens_in_messages
+    return render_conversation(
+        require(llm.chat_template),
         messages,
+        (lambda text: ()) if recognized else llm.tokenizer.special_spans,
         tools=tools.rendered if tools else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -104,17 +110,27 @@ def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
 
 
 async def chat_prompt(
-    context: AppContext, body: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
+    context: AppContext,
+    body: ChatRequest,
+    max_tokens: int | None,
+    charge: Charge,
+    tools: Tools | None = None,
+    ignored: IgnoredFields | None = None,
 ) -> EncodedPrompt:
-    """Return the conversation's prompt. Raises RequestError if the template cannot render it."""
+    """Return the conversation's prompt. What the template leaves out or gets in another form is added to
+    `ignored`. Raises RequestError if the template cannot render the conversation."""
     llm = context.llm
     before = charge.held
 
-    def render() -> str | list[int]:
+    def render() -> RenderedConversation:
         charge.set(before)
-        return rendered(llm, body, charge, tools)
+        return rendered(context, body, charge, tools)
 
-    text = await context.side_thread.render(before > LARGE_REQUEST, render)
+    conversation = await context.side_thread.render(before > LARGE_REQUEST, render)
+    if ignored is not None:
+        for name, warning in conversation.warnings.items():
+            ignored.add(name, warning)
+    text = conversation.prompt
     truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, max_tokens)
     if isinstance(text, list):
         charge.add(TOKEN_BYTES * len(text))
@@ -127,9 +143,13 @@ async def chat_prompt(
 
 
 async def prepared(
-    context: AppContext, body: ChatRequest, charge: Charge, prompt: EncodedPrompt | None = None
+    context: AppContext,
+    body: ChatRequest,
+    charge: Charge,
+    ignored: IgnoredFields | None = None,
+    prompt: EncodedPrompt | None = None,
 ) -> Conversation:
-    """Validate `body` and prepare it. `prompt` is its prompt, if known already.
+    """Validate `body` and prepare it. `prompt` is its prompt, if known already; see `chat_prompt`.
 
     Raises RequestError naming the field at fault.
     """
@@ -137,7 +157,7 @@ async def prepared(
     params = chat_sampling(body, context.settings.default_sampling, context.llm.model.vocab_size)
     large = charge.held > LARGE_REQUEST
     tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body))
-    prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools)
+    prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools, ignored)
     thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.template_signs)
     requested = await context.grammar_thread.run_if(
         wants_grammar(body), lambda: _requested_grammar(body, tools)

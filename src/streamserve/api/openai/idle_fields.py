@@ -44,20 +44,21 @@ def without_unknown_keys(messages: list[dict[str, Any]], ignored: IgnoredFields)
 
 
 def _known_message(message: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
-    known = _known_keys(message, KNOWN, "messages[].", ignored)
+    known = known_keys(message, KNOWN, "messages[].", ignored)
     content = known.get("content")
     if not isinstance(content, list):
         return known
     parts = [
-        _known_keys(part, PART_FIELDS, "messages[].content[].", ignored) if _is_text(part) else part
+        known_keys(part, PART_FIELDS, "messages[].content[].", ignored) if _is_text(part) else part
         for part in content
     ]
     return {**known, "content": parts}
 
 
-def _known_keys(
+def known_keys(
     entry: dict[str, Any], known: Iterable[str], inside: str, ignored: IgnoredFields
 ) -> dict[str, Any]:
+    """Return an entry `inside` of a field without its unknown keys, which are added to `ignored`."""
     unknown = [name for name in entry if name not in known]
     for name in unknown:
         if entry[name] is not None:

@@ -1,12 +1,10 @@
 """Validation of a chat request's messages. The error names a field that is not supported."""
 
-import json
-import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.memory import Charge
+from streamserve.api.openai.call_arguments import charged_arguments
 from streamserve.protocol.errors import RequestError
 
 _FIELDS = {
@@ -51,6 +49,8 @@ def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, A
             raise RequestError(f"{where}.{name} is not supported", field="messages")
     _check_parts(message.get("content"), f"{where}.content")
     calls = message.get("tool_calls") or []
+    if role == "assistant" and not calls and message.get("content") in (None, []):
+        message = {**message, "content": ""}  # a reply may end in its reasoning, or be empty
     if message.get("content") is None and not calls:
         raise RequestError(f"{where}.content is required", field="messages")
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -84,38 +84,20 @@ def _checked_calls(calls: Any, where: str, charge: Charge) -> list[dict[str, Any
     return [_checked_call(call, f"{where}[{index}]", charge) for index, call in enumerate(calls)]
 
 
-def _parsed(text: str) -> Any:
-    """Return the value of JSON text. Raises ValueError, also for NaN and infinities: Python's parser accepts
-    them, but they are not JSON."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number of JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _refuse(text)
-
-
 def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
-    """Return a call in the form that templates expect: its arguments are an object, not JSON text."""
+    """Return a call in the form that templates expect: its arguments are an object, not text. Any text is
+    accepted: it may be what the model wrote."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise RequestError(f"{where} must have the type function, and a function", field="messages")
     if not isinstance(function.get("name"), str) or not isinstance(call.get("id"), str | None):
         raise RequestError(f"{where} must have an id and a function's name", field="messages")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        scan = JsonScan()
-        scan.feed(arguments.encode("utf-8", "surrogatepass"))
-        charge.add(scan.decoded_bytes)
-    try:
-        parsed = _parsed(arguments or "{}") if isinstance(arguments, str | None) else arguments
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}.function.arguments is not JSON: {error}", field="messages") from error
-    if not isinstance(parsed, dict):
-        raise RequestError(f"{where}.function.arguments must be a JSON object", field="messages")
-    named = {"name": function["name"], "arguments": parsed}
+    if isinstance(arguments, str | None):
+        arguments = charged_arguments(arguments or "", charge)
+    if not isinstance(arguments, dict):
+        raise RequestError(
+            f"{where}.function.arguments must be JSON text, or a JSON object", field="messages"
+        )
+    named = {"name": function["name"], "arguments": arguments}
     return {**({"id": call["id"]} if call.get("id") else {}), "type": "function", "function": named}

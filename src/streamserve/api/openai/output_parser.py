@@ -1,11 +1,10 @@
-"""Parses one choice's deltas into reasoning, text and tool calls, in the order in which they were
-generated."""
+"""Adds the events of a reply's deltas to its output, in the order in which they were generated."""
 
 from collections.abc import Iterable
 from typing import Protocol
 
-from streamserve.text.message import OutputReader
 from streamserve.text.output import ChoiceDelta, TokenLogprob, Usage
+from streamserve.text.reply_events import CallArguments, CallBegin, ReasoningDelta, ReplyEvent, TextDelta
 
 
 class OutputSink(Protocol):
@@ -24,42 +23,51 @@ class OutputSink(Protocol):
     async def arguments(self, text: str) -> None:
         """Append text to the arguments of the latest call."""
 
+    async def call_end(self) -> None:
+        """Close the latest call: its arguments are complete."""
+
 
 class OutputParser:
-    """Parses the generated text into reasoning, content and tool calls, and adds them to the output."""
+    """Adds reasoning, text and tool calls to the output. `called`: whether the reply ended with a call."""
 
-    def __init__(self, reader: OutputReader, output: OutputSink) -> None:
+    def __init__(self, output: OutputSink) -> None:
         self.finish: str | None = None
         self.stop: str | int | None = None
         self.usage = Usage(0, 0)
         self.thought_tokens = 0
-        self._reader = reader
+        self.called = False
+        self._begun = False  # a call
         self._output = output
         self._tokens = 0
         self._logprobs: list[TokenLogprob] = []
-
-    @property
-    def called(self) -> bool:
-        """Whether a tool was called."""
-        return self._reader.called
 
     async def delta(self, delta: ChoiceDelta) -> None:
         """Process a delta.
 
         Tokens are counted with the text they produce, which may be held back until a later delta.
         """
-        self.finish, self.stop = delta.finish, delta.stop
+        self.finish, self.stop, self.called = delta.finish, delta.stop, delta.called
         self._tokens += len(delta.tokens)
         self._logprobs += delta.logprobs
-        part = self._reader.read(delta.text, delta.finish is not None)
-        if part.reasoning:
+        if any(isinstance(event, ReasoningDelta) for event in delta.events):
             self.thought_tokens += self._tokens
-            await self._output.reasoning(part.reasoning)
-        if part.content or (delta.finish and not (part or self._reader.called)):
-            await self._output.text(part.content, self._logprobs)
-        for call in part.calls:
-            if call.id is not None:
-                await self._output.call(call.id, call.name or "")
-            await self._output.arguments(call.arguments)
-        if part:
+        for event in delta.events:
+            await self._add(event)
+        if delta.finish and not (delta.events or self._begun):
+            await self._output.text("", self._logprobs)
+        if delta.events:
             self._tokens, self._logprobs = 0, []
+
+    async def _add(self, event: ReplyEvent) -> None:
+        if isinstance(event, TextDelta):
+            await self._output.text(event.text, self._logprobs)
+            self._logprobs = []
+        elif isinstance(event, ReasoningDelta):
+            await self._output.reasoning(event.text)
+        elif isinstance(event, CallBegin):
+            self._begun = True
+            await self._output.call(event.id, event.name)
+        elif isinstance(event, CallArguments):
+            await self._output.arguments(event.text)
+        else:
+            await self._output.call_end()

@@ -13,6 +13,7 @@ from streamserve.api.openai.reply_size import REPEATED_BYTES, encoded
 from streamserve.api.openai.scores import PromptScores, charge_delta, reply_charge
 from streamserve.protocol.messages import FinishReason, PromptLogprobs
 from streamserve.text.output import ChoiceDelta, TokenLogprob, Usage
+from streamserve.text.reply_events import MergedEvents
 
 
 @dataclass
@@ -24,13 +25,16 @@ class Piece:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
     stop: str | int | None = None
+    events: MergedEvents = field(default_factory=MergedEvents)
+    called: bool = False
 
     def add(self, delta: ChoiceDelta) -> None:
         """Append a delta."""
         self.text += delta.text
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
-        self.finish, self.stop = delta.finish, delta.stop
+        self.finish, self.stop, self.called = delta.finish, delta.stop, delta.called
+        self.events.add(delta.events)
 
 
 @dataclass

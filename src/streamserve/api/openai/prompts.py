@@ -1,5 +1,6 @@
 """Converts prompts from OpenAI's formats to token ids."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.api.generator import Generator
@@ -7,9 +8,13 @@ from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.http.side_thread import SideThread
 from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError
+from streamserve.text.prompt_text import PromptText
 
 _THREAD_ABOVE = 8192
 """Texts with more characters in all take over a millisecond to tokenize: this is done in the side thread."""
+
+_LITERAL_CHARACTERS = 32
+"""A literal part takes as long to tokenize as this number of characters."""
 
 _ENCODING_BYTES = 32
 """The tokenizer's peak memory per character while a text is encoded, in bytes."""
@@ -46,37 +51,44 @@ class Encoder:
     field: str = "prompt"
 
     async def encode(
-        self, texts: list[str], add_special_tokens: bool, field: str, truncate_to: int | None = None
+        self,
+        texts: Sequence[str | PromptText],
+        add_special_tokens: bool,
+        field: str,
+        truncate_to: int | None = None,
     ) -> list[EncodedPrompt]:
-        """Tokenize `texts`. If `truncate_to` is given, retain only the last tokens of each.
+        """Tokenize `texts`. Special tokens in a `str` are recognized. If `truncate_to` is given,
+        retain only the last tokens of each.
 
         Raises RequestError if a text has more characters than a full context of the longest tokens.
         """
         max_model_len, tokenizer = self.llm.model.max_model_len, self.llm.tokenizer
-        longest = max(map(len, texts))
+        prompt_texts = [PromptText(text) if isinstance(text, str) else text for text in texts]
+        longest = max(len(each.text) for each in prompt_texts)
         if longest > max_model_len * tokenizer.longest_token:
             raise RequestError(
                 f"{field} has {longest} characters, far more than a context of {max_model_len} tokens holds",
                 field=field,
             )
-        large = sum(map(len, texts)) > _THREAD_ABOVE
+        size = sum(len(each.text) + _LITERAL_CHARACTERS * len(each.literal) for each in prompt_texts)
         prompts = []
-        for text in texts:
-            if large:
-                prompt = EncodedPrompt(await self._encode_in_thread(text, add_special_tokens), text)
+        for each in prompt_texts:
+            if size > _THREAD_ABOVE:
+                ids = await self._encode_in_thread(each, add_special_tokens)
             else:
-                prompt = EncodedPrompt(tokenizer.encode(text, add_special_tokens), text)
+                ids = tokenizer.encode_prompt(each, add_special_tokens)
+            prompt = EncodedPrompt(ids, each.text)
             prompt = prompt.truncated(truncate_to)
             self.charge.add(TOKEN_BYTES * len(prompt.ids))
             prompts.append(prompt)
         return prompts
 
-    async def _encode_in_thread(self, text: str, add_special_tokens: bool) -> list[int]:
-        size = _ENCODING_BYTES * len(text)
+    async def _encode_in_thread(self, prompt: PromptText, add_special_tokens: bool) -> list[int]:
+        size = _ENCODING_BYTES * len(prompt.text)
         self.charge.add(size)
         try:
-            encode = self.llm.tokenizer.encode_without_gil
-            return (await self.side_thread.run(lambda: encode([text], add_special_tokens)))[0]
+            encode = self.llm.tokenizer.encode_prompt_without_gil
+            return await self.side_thread.run(lambda: encode(prompt, add_special_tokens))
         finally:
             self.charge.release(size)
 

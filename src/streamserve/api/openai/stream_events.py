@@ -1,6 +1,6 @@
 """Converts a request's items to stream events, with the usage in each event or at the end."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,18 +21,18 @@ Reply = Callable[[list[Any], UsageReply | UnsetType | None, GenerationTask | Non
 """Builds an event from its choices, the usage, and the task. The task is None unless the event is the first
 of one of its choices."""
 
-MakeChoice = Callable[[GenerationTask, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
-"""Builds an event's choice from a task, the number of its choice, the delta, whether it is the choice's first
-delta, and the prompt's log-probabilities. Returns None if there is nothing to send."""
+MakeChoices = Callable[[GenerationTask, int, Piece, bool, Iterable[PromptLogprob]], Sequence[msgspec.Struct]]
+"""Builds the choices for a delta, one for each event to send, from a task, the number of its choice, the
+delta, whether it is the choice's first delta, and the prompt's log-probabilities."""
 
 
 class StreamWriter:
     """Sends the events of one request."""
 
-    def __init__(self, body: GenerationRequest, reply: Reply, choice: MakeChoice, emit: Emit) -> None:
+    def __init__(self, body: GenerationRequest, reply: Reply, choices: MakeChoices, emit: Emit) -> None:
         self._options = body.stream_options or StreamOptions()
         self._reply = reply
-        self._choice = choice
+        self._choices = choices
         self._emit = emit
         self._every_token = body.return_token_ids
         self._begun: set[tuple[int, int]] = set()
@@ -66,9 +66,9 @@ class StreamWriter:
             piece = Piece()
             piece.add(delta)
             entries = self._prompt_logprobs.get(task.number, PromptScores())
-            choice = self._choice(task, delta.choice, piece, first, entries)
-            if choice is not None:
+            for choice in self._choices(task, delta.choice, piece, first, entries):
                 await self._emit(self._reply([choice], self._usage(), task if first else None))
+                first = False
 
     def _usage(self) -> UsageReply | UnsetType | None:
         """Return the usage so far if every event has it; null if only the last event does; UNSET if none

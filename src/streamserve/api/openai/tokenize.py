@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from streamserve.api.context import AppContext
 from streamserve.api.http.body import read_request
-from streamserve.api.http.ignored_fields import LENIENT, OtherFields, ignored_of
+from streamserve.api.http.ignored_fields import LENIENT, IgnoredFields, OtherFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
 from streamserve.api.leases import routed
@@ -82,7 +82,7 @@ async def tokenize(context: AppContext, request: Request) -> Response:
     if body.messages is not None:
         messages = without_unknown_keys(body.messages, ignored_of(request))
         body = msgspec.structs.replace(body, messages=messages)
-    prompt = await _prompt(context, body, charge_of(request))
+    prompt = await _prompt(context, body, charge_of(request), ignored_of(request))
     large = len(prompt.ids) > _THREAD_ABOVE
     reply = await context.side_thread.run_if(large, lambda: _tokens_reply(context, body, prompt))
     return Response(reply, media_type=JSON)
@@ -124,7 +124,9 @@ TOKENIZE_ROUTES: tuple[Route[AppContext], ...] = (
 )
 
 
-async def _prompt(context: AppContext, body: TokenizeRequest, charge: Charge) -> EncodedPrompt:
+async def _prompt(
+    context: AppContext, body: TokenizeRequest, charge: Charge, ignored: IgnoredFields
+) -> EncodedPrompt:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", field="prompt")
     if body.messages is None:
@@ -143,7 +145,7 @@ async def _prompt(context: AppContext, body: TokenizeRequest, charge: Charge) ->
         tools=body.tools or [],
     )
     tools = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: chat_tools(context, chat))
-    return await chat_prompt(context, chat, None, charge, tools)
+    return await chat_prompt(context, chat, None, charge, tools, ignored)
 
 
 def _tokens_reply(context: AppContext, body: TokenizeRequest, prompt: EncodedPrompt) -> bytes:

@@ -207,10 +207,11 @@ class ServerPromptStream:
         return tokenized, tail
 
     def _encode(self, context_version: ContextVersion) -> tuple[Tokenized, int]:
-        text = self._template.text(context_version.text)
-        self._check_length(len(text))
-        tokenized = self._retokenizer.encode(text, self._tokenized)
-        if not (self._suffix and text.endswith(self._suffix)):
+        prompt = self._template.text(context_version.text)
+        self._check_length(len(prompt.text))
+        tokenized = self._retokenizer.encode(prompt, self._tokenized)
+        if not (self._suffix and prompt.text.endswith(self._suffix)):
             return tokenized, 0
-        ahead = self._retokenizer.encode(text[: -len(self._suffix)], tokenized)
+        start = len(prompt.text) - len(self._suffix)
+        ahead = self._retokenizer.encode(prompt.between(0, start), tokenized)
         return tokenized, len(tokenized.ids) - common_prefix(ahead.ids, tokenized.ids)

@@ -81,7 +81,7 @@ class PromptStreams:
         template = prompt_template(context, body)
         text = await context.side_thread.render(charge.held > LARGE_REQUEST, lambda: template.text(""))
         # Validates all fields before the stream is open.
-        _, task = await template.answer(EncodedPrompt([0], text), FinishRequest())
+        _, task = await template.answer(EncodedPrompt([0], text.text), FinishRequest())
         engine_stream = await context.llm.open(
             task.params,
             request_id=name,

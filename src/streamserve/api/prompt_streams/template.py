@@ -22,6 +22,7 @@ from streamserve.api.prompt_streams.schemas import (
 )
 from streamserve.protocol.errors import RequestError
 from streamserve.text.prompt_chunks import CONTEXT, QUERY, Template
+from streamserve.text.prompt_text import PromptText
 
 _MARK = "\ue000"
 """Placeholder that marks the position of the context in the prompt."""
@@ -52,9 +53,9 @@ class TextPromptTemplate:
         self.add_special_tokens = self._request.add_special_tokens
         self.wants_events = self._request.stream
 
-    def text(self, context_text: str) -> str:
-        """Return the whole prompt around `context_text`."""
-        return self._template.render(context_text, self._query)
+    def text(self, context_text: str) -> PromptText:
+        """Return the whole prompt around `context_text`. Special tokens are recognized in all of it."""
+        return PromptText(self._template.render(context_text, self._query))
 
     async def answer(self, prompt: EncodedPrompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
@@ -87,24 +88,27 @@ class ChatPromptTemplate:
         self.add_special_tokens = self._request.add_special_tokens
         self.wants_events = self._request.stream
 
-    def text(self, context_text: str) -> str:
-        """Return the whole prompt around `context_text`.
+    def text(self, context_text: str) -> PromptText:
+        """Return the whole prompt around `context_text`, in which no special tokens are recognized.
 
-        Raises RequestError if the chat template cannot render it.
+        Raises RequestError if the chat template cannot render it, or leaves out a message.
         """
         request = self._filled(context_text)
         with self._context.memory.charge() as charge:
-            text = rendered(self._context.llm, request, charge, chat_tools(self._context, request))
-        if not isinstance(text, str):
+            tools = chat_tools(self._context, request)
+            conversation = rendered(self._context, request, charge, tools)
+        if isinstance(conversation.prompt, list):
             message = "this model's tokenizer renders no text: a stream of messages needs a chat template"
             raise RequestError(message, field="messages")
-        return text
+        if missing := conversation.warnings.get("messages.content"):
+            raise RequestError(f"messages.content has no effect{missing}", field="messages")
+        return conversation.prompt
 
     async def answer(self, prompt: EncodedPrompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
         request = _finished(self._request, finish)
         with self._context.memory.charge() as charge:
-            chat = Chat(self._context, request, await prepared(self._context, request, charge, prompt))
+            chat = Chat(self._context, request, await prepared(self._context, request, charge, prompt=prompt))
         return chat, chat.task()
 
     def _filled(self, context_text: str) -> ChatRequest:
@@ -126,7 +130,7 @@ def prompt_template(context: AppContext, body: StreamRequest) -> PromptTemplate:
 
 def text_after_context(template: PromptTemplate) -> str:
     """Return the text after the context: every prompt of this template ends with it."""
-    return template.text(_MARK).partition(_MARK)[2]
+    return template.text(_MARK).text.partition(_MARK)[2]
 
 
 def _template(source: str, field: str, query: str) -> Template:

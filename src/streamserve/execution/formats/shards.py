@@ -12,6 +12,8 @@ from streamserve.execution.formats.checkpoint import INDEX
 
 COPIED = (".json", ".jinja", ".model", ".txt")
 """Suffixes of a model's files other than weights and code."""
+TEMPLATES = "additional_chat_templates"
+"""Folder of named chat templates."""
 LICENSES = ("license", "notice")
 """Name prefixes, in lower case, of files that are copied whatever their suffix."""
 
@@ -22,6 +24,8 @@ def copy_other_files(source: Path, target: Path) -> None:
         belongs = file.suffix in COPIED or file.name.lower().startswith(LICENSES)
         if file.is_file() and belongs and file.name != INDEX:
             shutil.copyfile(file, target / file.name)
+    if (source / TEMPLATES).is_dir():
+        shutil.copytree(source / TEMPLATES, target / TEMPLATES, dirs_exist_ok=True)
 
 
 def write_shards(target: Path, shards: Iterable[Mapping[str, Tensor]], count: int) -> None:

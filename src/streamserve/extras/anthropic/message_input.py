@@ -1,9 +1,11 @@
 """Convert a request of /v1/messages to the equivalent chat request."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
+from streamserve.api.openai.call_arguments import arguments_object
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
 from streamserve.api.openai.thinking import checked_effort
 from streamserve.extras.anthropic.schemas import CountTokensRequest, MessagesRequest
@@ -190,17 +192,24 @@ def _result(block: dict[str, Any], where: str, ignored: IgnoredFields) -> dict[s
 def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
-        _refuse(f"{where}.input must be an object")
+        # A client that collects a stream's events may get any JSON value, or a part of its text.
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        arguments = arguments_object(text)
     function = {"name": _text(block, "name", where), "arguments": arguments}
     return {"id": _text(block, "id", where), "type": "function", "function": function}
 
 
 def _append(chat: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Append a message, or extend the last one if it has the same role, user or assistant."""
+    """Append a message, or extend the last one if it has the same role, user or assistant.
+
+    A newline separates their texts.
+    """
     last = chat[-1] if chat else None
     if last is None or last["role"] != message["role"] or message["role"] not in ("user", "assistant"):
         chat.append(message)
         return
+    if last.get("content") and message.get("content"):
+        last["content"] = [*last["content"], {"type": "text", "text": "\n"}]
     for name in ("content", "tool_calls"):
         if message.get(name):
             last[name] = [*(last.get(name) or []), *message[name]]

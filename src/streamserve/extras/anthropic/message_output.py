@@ -3,9 +3,9 @@ step."""
 
 from collections.abc import Awaitable, Callable, Iterable
 
-import msgspec
 from msgspec.structs import replace
 
+from streamserve.api.openai.call_arguments import arguments_object
 from streamserve.extras.anthropic.schemas import (
     Block,
     EventDelta,
@@ -77,6 +77,10 @@ class Content:
         if text:
             await self._grow(text, EventDelta(type="input_json_delta", partial_json=text))
 
+    async def call_end(self) -> None:
+        """Close the latest call: its arguments are complete."""
+        await self.close()
+
     async def close(self) -> None:
         """Close the open block."""
         if self._open is None:
@@ -85,7 +89,7 @@ class Content:
         self._open, self._texts = None, []
         block = self.blocks[-1]
         if isinstance(block, ToolUseBlock):
-            block = replace(block, input=_arguments(text))
+            block = replace(block, input=arguments_object(text))
         elif isinstance(block, ThinkingBlock):
             block = replace(block, thinking=text)
             await self._delta(EventDelta(type="signature_delta", signature=block.signature))
@@ -109,13 +113,3 @@ class Content:
 
     async def _delta(self, delta: EventDelta) -> None:
         await self._emit(MessageEvent(type="content_block_delta", index=len(self.blocks) - 1, delta=delta))
-
-
-def _arguments(text: str) -> dict[str, object]:
-    """Return the arguments of a call. If the text is not a JSON object, because the call was cut short,
-    return it under the key `invalid_json`."""
-    try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"invalid_json": text}

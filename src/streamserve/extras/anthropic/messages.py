@@ -86,7 +86,7 @@ async def messages(context: AppContext, request: Request) -> Response:
     context = await routed(context, request, body.model)
     try:
         chat = await _chat(context, request, body, ignored)
-        conversation = await prepared(context, chat, charge_of(request))
+        conversation = await prepared(context, chat, charge_of(request), ignored)
     except RequestError as error:
         raise renamed(error, NAMES) from error
     return await _Message(context, body, conversation).respond(request)
@@ -102,7 +102,7 @@ async def count_tokens(context: AppContext, request: Request) -> Response:
         chat = await _chat(context, request, body, ignored)
         large = charge.held > LARGE_REQUEST
         tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, chat))
-        prompt = await chat_prompt(context, chat, None, charge, tools)
+        prompt = await chat_prompt(context, chat, None, charge, tools, ignored)
     except RequestError as error:
         raise renamed(error, NAMES) from error
     return json_response(CountTokensReply(len(prompt.ids)))
@@ -204,7 +204,7 @@ class _Message:
     async def _run(self, content: Content) -> MessageReply:
         """Generate, sending events to `content`; return the whole message."""
         conversation = self._conversation
-        parser = OutputParser(conversation.reader(), content)
+        parser = OutputParser(content)
         begin = self._reply(Usage(len(conversation.prompt.ids), 0))
 
         async def handle(task: GenerationTask, item: Item) -> None:
@@ -216,7 +216,9 @@ class _Message:
                 await parser.delta(item)
 
         params = msgspec.structs.replace(conversation.params, max_tokens=self._max_tokens)
-        task = GenerationTask(0, self._id, conversation.prompt, params, self._options)
+        task = GenerationTask(
+            0, self._id, conversation.prompt, params, self._options, reader=conversation.reader
+        )
         try:
             await generate(self._context, [task], handle)
         except RequestError as error:

@@ -7,6 +7,7 @@ score is the cosine similarity of the embeddings.
 
 import math
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -36,7 +37,11 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from streamserve.text.embedding import embedding, embedding_params, similarity
+from streamserve.text.prompt_text import PromptText
 from streamserve.text.reranker import RerankScoring
+
+_LARGE_TEXTS = 1 << 16
+"""Texts with more characters in all are searched for special tokens in the side thread."""
 
 Pairs = list[tuple[str, str]]
 """Pairs of a query and a document."""
@@ -215,8 +220,14 @@ async def _judged(
     scoring: RerankScoring,
 ) -> tuple[list[float], Vectors]:
     """Return for each pair the probability of yes rather than no after its prompt."""
-    texts = [scoring.prompt(query, document, body.instruction) for query, document in pairs]
-    prompts = await encoder.encode(texts, False, encoder.field)
+    literal = _literal(context)
+    instruction = None if body.instruction is None else literal(body.instruction)
+
+    def texts() -> list[PromptText]:
+        return [scoring.prompt(literal(query), literal(document), instruction) for query, document in pairs]
+
+    large = sum(len(query) + len(document) for query, document in pairs) > _LARGE_TEXTS
+    prompts = await encoder.encode(await context.side_thread.run_if(large, texts), False, encoder.field)
     params = SamplingParams(
         max_tokens=0, temperature=0.0, pooling=Pooling("logits", (scoring.no, scoring.yes))
     )
@@ -243,13 +254,22 @@ async def _compared(
         )
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     check_count(context, len(texts), encoder.field)
-    prompts = await encoder.encode(texts, True, encoder.field)
+    literal = _literal(context)
+    large = sum(map(len, texts)) > _LARGE_TEXTS
+    prompt_texts = await context.side_thread.run_if(large, lambda: list(map(literal, texts)))
+    prompts = await encoder.encode(prompt_texts, True, encoder.field)
     check_lengths(prompts, config.max_tokens, encoder.field)
     encoder.charge.add(2 * len(prompts) * 4 * context.llm.model.hidden_size)
     pooled = await pool(context, kind, prompts, embedding_params(config), options)
     vectors = [embedding(vector, config) for vector in pooled.vectors]
     by_text = dict(zip(texts, vectors, strict=True))
     return [similarity(by_text[query], by_text[document]) for query, document in pairs], pooled
+
+
+def _literal(context: AppContext) -> Callable[[str], PromptText]:
+    """Return the function that converts the texts of a request: no special tokens are recognized in them,
+    unless the settings say so."""
+    return PromptText if context.settings.special_tokens_in_messages else context.llm.tokenizer.literal
 
 
 def probability(logit: float) -> float:

@@ -8,8 +8,9 @@ from streamserve.api.openai.thinking import checked_effort
 from streamserve.extras.responses.response_schemas import LOGPROBS, ResponseRequest
 from streamserve.protocol.errors import RequestError
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
-_ITEM_FIELDS = {
+TEXT_PARTS = ("input_text", "output_text", "text")
+PART_FIELDS = frozenset({"type", "text", "annotations", "logprobs"})
+ITEM_FIELDS = {
     "message": {"role", "content", "id", "status", "phase"},
     "function_call": {"call_id", "name", "arguments", "id", "status"},
     "function_call_output": {"call_id", "output", "id", "status"},
@@ -64,28 +65,46 @@ def _messages(body: ResponseRequest, history: Sequence[dict[str, Any]]) -> list[
     items = input_items(body)
     if not items:
         raise RequestError("input must hold at least one item", field="input")
-    reasoning = ""
     for index, item in enumerate([*history, *items], -len(history)):
-        where = f"input[{index}]"
-        kind = _checked_kind(item, where)
-        if kind == "reasoning":
-            reasoning = _reasoning(item, where)
-            continue
-        if kind == "function_call_output":
-            output = _content(item.get("output"), f"{where}.output")
-            chat.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
-        elif kind == "function_call":
-            if reasoning or not chat or chat[-1]["role"] != "assistant":
-                chat.append({"role": "assistant"})
-            chat[-1].setdefault("tool_calls", []).append(_call(item, where))
-        else:
-            chat.append(
-                {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
-            )
-        if reasoning and chat[-1]["role"] == "assistant":
-            chat[-1]["reasoning_content"] = reasoning
-        reasoning = ""
+        _add_item(chat, item, f"input[{index}]")
     return chat
+
+
+def _add_item(chat: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    """Add an item as a message, or to the last message if both are parts of one reply: reasoning begins a
+    reply, then come text and calls."""
+    kind = _checked_kind(item, where)
+    if kind == "function_call_output":
+        output = _content(item.get("output"), f"{where}.output")
+        chat.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
+        return
+    if kind == "message" and item.get("role") != "assistant":
+        chat.append({"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")})
+        return
+    last = chat[-1] if chat and chat[-1]["role"] == "assistant" else None
+    if kind == "reasoning":
+        reasoning = _reasoning(item, where)
+        if reasoning and (last is None or last.keys() - {"role", "reasoning_content"}):
+            chat.append({"role": "assistant"})
+        if reasoning:
+            chat[-1]["reasoning_content"] = chat[-1].get("reasoning_content", "") + reasoning
+    elif kind == "function_call":
+        if last is None:
+            chat.append({"role": "assistant"})
+        chat[-1].setdefault("tool_calls", []).append(_call(item, where))
+    else:
+        content = _content(item.get("content"), f"{where}.content")
+        if last is None or ("content" in last and "tool_calls" not in last):
+            chat.append({"role": "assistant"})
+        chat[-1]["content"] = _joined(chat[-1].get("content", ""), content)
+
+
+def _joined(before: str | list[Any], after: str | list[Any]) -> str | list[Any]:
+    """Return the content of one message from the texts of a reply before and after a call."""
+    if not (before and after):
+        return before or after
+    parts = [[{"type": "text", "text": part}] if isinstance(part, str) else part for part in (before, after)]
+    return [*parts[0], *parts[1]]
 
 
 def input_items(body: ResponseRequest) -> list[dict[str, Any]]:
@@ -97,10 +116,10 @@ def _checked_kind(item: dict[str, Any], where: str) -> str:
     kind = item.get("type") or "message"
     if kind == "item_reference":
         _refuse(f"{where}: references are not supported: send the item itself, or previous_response_id")
-    if not isinstance(kind, str) or kind not in _ITEM_FIELDS:
+    if not isinstance(kind, str) or kind not in ITEM_FIELDS:
         _refuse(f"{where}: items of type {kind!r} are not supported")
     for name, value in item.items():
-        if name not in {"type", *_ITEM_FIELDS[kind]} and value is not None:
+        if name not in {"type", *ITEM_FIELDS[kind]} and value is not None:
             _refuse(f"{where}.{name} is not a known field")
     if not isinstance(item.get("id"), str | None):
         _refuse(f"{where}.id must be a string")
@@ -109,22 +128,22 @@ def _checked_kind(item: dict[str, Any], where: str) -> str:
     return kind
 
 
-def _content(content: Any, where: str) -> Any:
+def _content(content: Any, where: str) -> str | list[dict[str, str]]:
     """Return a text, or a list of text parts in the format of chats."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list):
         _refuse(f"{where} must be a string or a list of parts")
-    return [{"type": "text", "text": _part(part, where)} for part in content]
+    return [{"type": "text", "text": _part(part, where)} for part in content] or ""
 
 
 def _part(part: Any, where: str) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         _refuse(f"{where} must be a string, or a list of parts with a type")
-    if part["type"] not in _TEXT_PARTS:
+    if part["type"] not in TEXT_PARTS:
         _refuse(f"{where}: parts of type {part['type']!r} are not supported")
     for name, value in part.items():
-        if name not in ("type", "text", "annotations", "logprobs") and value is not None:
+        if name not in PART_FIELDS and value is not None:
             _refuse(f"{where}: {name} of a part is not a known field")
     return _text(part, "text", where)
 

@@ -86,6 +86,10 @@ class Output:
             self._texts.append(text)
             await self._send_item_event("response.function_call_arguments.delta", delta=text)
 
+    async def call_end(self) -> None:
+        """Close the latest call: its arguments are complete."""
+        await self.close("completed")
+
     async def finish(self, status: Status) -> None:
         """End the output. If it has no items, add an empty message."""
         if not self.items:

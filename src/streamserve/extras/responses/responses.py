@@ -68,7 +68,7 @@ async def responses(own: ResponseContext, request: Request) -> Response:
         previous = own.stored.get(body.previous_response_id, owner, "previous_response_id")
     try:
         chat = await _chat(context, request, body, previous)
-        conversation = await prepared(context, chat, charge_of(request))
+        conversation = await prepared(context, chat, charge_of(request), ignored_of(request))
     except RequestError as error:
         raise renamed(error, NAMES) from error
     return await _Response(ResponseContext(context, own.stored), body, conversation, owner, previous).respond(
@@ -155,7 +155,7 @@ class _Response:
 
     async def _run(self, output: Output) -> ResponseReply:
         """Generate, sending events to `output`; return the whole reply."""
-        parser = OutputParser(self._conversation.reader(), output)
+        parser = OutputParser(output)
 
         async def collect_item(task: GenerationTask, item: Item) -> None:
             if not output.begun:
@@ -167,7 +167,14 @@ class _Response:
                 await parser.delta(item)
 
         conversation = self._conversation
-        task = GenerationTask(0, self._id, conversation.prompt, conversation.params, self._options)
+        task = GenerationTask(
+            0,
+            self._id,
+            conversation.prompt,
+            conversation.params,
+            self._options,
+            reader=conversation.reader,
+        )
         try:
             # The last event has all log-probabilities.
             with charged_reply(self._context, [task], whole=True) as charge:

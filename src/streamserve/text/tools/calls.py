@@ -8,12 +8,13 @@ xml     <function=f><parameter=city>Rome</parameter></function>               (x
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from streamserve.text.tools.json_call import JsonCall
 from streamserve.text.tools.literals import LiteralReader
+from streamserve.text.tools.values import begins
 from streamserve.text.tools.xml_call import XmlCall
 
 Syntax = Literal["json", "named", "python", "gemma", "xml"]
@@ -25,6 +26,9 @@ CALL_ID, ARGUMENTS = "[CALL_ID]", "[ARGS]"
 """The markers that may follow the name in Mistral's calls: the first before an id, the second before
 arguments."""
 
+PREFIX = "functions."
+"""The namespace of tools in harmony's prompts, which models also write in other formats."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID = re.compile(r"[A-Za-z0-9]{0,64}")
 _BLANKS = re.compile(r"\s{0,64}")
@@ -34,25 +38,22 @@ class CallParser(Protocol):
     """Parses one call.
 
     `text` is the text parsed so far, `arguments` the known part of the arguments as JSON text. `name` is None
-    until the text is known to be a call. If the text cannot be a call, `broken` is set, and `rest` is the end
-    of the text that is not in the arguments.
+    until the text is known to be a call. If the text cannot be a call, `broken` is set; a text that is known
+    to be a call is never broken: whatever follows, its arguments are JSON when it is `done`.
     """
 
     text: str
     name: str | None
     arguments: str
-    rest: str
     done: bool
     broken: bool
 
-    def feed(self, text: str) -> int:
-        """Parse up to the end of the call, or to a character that cannot be part of it.
+    def feed(self, text: str, final: bool = False) -> int:
+        """Parse up to the end of the call, to text that cannot be part of it, or to text whose meaning is not
+        known yet.
 
-        Returns the number of parsed characters.
+        Returns the number of parsed characters. The `final` text completes the call.
         """
-
-    def finish(self) -> None:
-        """Complete the arguments as far as possible at the end of the text."""
 
 
 class LiteralCall:
@@ -62,37 +63,17 @@ class LiteralCall:
         self.text = ""
         self.name: str | None = None
         self.arguments = ""
-        self.rest = ""
         self.done = self.broken = False
         self._called = name
         self._reader = reader
 
-    def feed(self, text: str) -> int:
-        for count, sign in enumerate(text):
-            if self.done or self.broken:
-                return count
-            consumed = self._reader.feed(sign)
-            self.text += sign if consumed else ""
-            self.rest += sign if consumed else ""
-            self._update()
-            if not consumed:
-                self.broken = True
-                return count
-        return len(text)
-
-    def finish(self) -> None:
-        self._reader.finish()
-        self._update()
-
-    def _update(self) -> None:
-        """Take over the reader's state. The first key, or the end, shows that the text is a call."""
-        reader = self._reader
-        if reader.done or ": " in reader.output:
-            self.name = self._called
-        if len(reader.output) > len(self.arguments):
-            self.arguments, self.rest = reader.output, ""
-        self.done = reader.done
-        self.broken = reader.broken
+    def feed(self, text: str, final: bool = False) -> int:
+        end = self._reader.feed(text, final)
+        self.text += text[:end]
+        self.arguments, self.done = self._reader.output, self._reader.done
+        self.broken = self._reader.broken or (final and not self.done)
+        self.name = self._called if self._reader.begun else None
+        return end
 
 
 @dataclass(frozen=True)
@@ -103,6 +84,25 @@ class CallHead:
     length: int
     syntax: Syntax
     name: str | None = None
+
+
+def tool_called(name: str | None, tools: Container[str]) -> str | None:
+    """Return the tool that a model calls as `name`, which may have the prefix `functions.`; None if there is
+    none."""
+    return next((tool for tool in (name, (name or "").removeprefix(PREFIX)) if tool and tool in tools), None)
+
+
+def unopened_heads(syntaxes: Sequence[Syntax], tools: Iterable[str], closed: bool) -> tuple[str, ...]:
+    """Return the texts with which a call without its opening begins.
+
+    They can be told from other text if calls are `closed` by a mark, or have a separator.
+    """
+    forms: dict[str, tuple[str, ...]] = {"named": (f"%s{CALL_ID}", f"%s{ARGUMENTS}")}
+    if closed:
+        objects = tuple(f'{list}{{"name":{blank}"%s"' for list in ("", "[") for blank in (" ", ""))
+        forms |= {"json": objects, "python": ("%s(",), "gemma": ("call:%s{",)}
+    names = [name for tool in tools for name in (tool, PREFIX + tool)]
+    return tuple(form % name for syntax in syntaxes for form in forms.get(syntax, ()) for name in names)
 
 
 def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> CallHead | Literal["undecided"] | None:
@@ -120,16 +120,21 @@ def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> CallHead 
     return "undecided" if undecided and not final else None
 
 
-def begin_call(head: CallHead, schemas: Mapping[str, Schema], named: str | None) -> CallParser:
-    """Return a parser of the call with this head. With `named`, the text is only the arguments of that
-    tool."""
+def begin_call(
+    head: CallHead, schemas: Mapping[str, Schema], named: str | None, marks: Sequence[str]
+) -> CallParser:
+    """Return a parser of the call with this head. With `named`, the text is only the arguments of that tool.
+    `marks` are the marks around calls."""
     if head.name is None or head.syntax in ("json", "named"):
-        return JsonCall(head.name or named)
+        return JsonCall(head.name or named, marks)
+    schema = schemas.get(tool_called(head.name, schemas) or "", {})
     if head.syntax == "xml":
-        return XmlCall(head.name, schemas.get(head.name, {}))
+        return XmlCall(head.name, schema, marks)
     if head.syntax == "python":
-        return LiteralCall(head.name, LiteralReader(keywords=True))
-    reader = LiteralReader(ESCAPE)
+        return LiteralCall(head.name, LiteralReader(keywords=True, lenient="after_key", marks=marks))
+    properties = schema.get("properties")
+    keys = tuple(properties) if isinstance(properties, Mapping) else ()
+    reader = LiteralReader(ESCAPE, lenient="after_key", marks=marks, keys=keys)
     reader.feed("{")
     return LiteralCall(head.name, reader)
 
@@ -156,12 +161,15 @@ def _head(text: str, syntax: Syntax) -> tuple[int | None, str | None]:
 
 
 def _after_separators(text: str, end: int) -> int | None:
-    """Return the end of an optional id, an optional separator and whitespace; None if more text decides."""
-    for mark, content in ((CALL_ID, _ID), (ARGUMENTS, _BLANKS)):
-        if text.startswith(mark, end):
-            match = content.match(text, end + len(mark))
-            end = match.end() if match else end
-        elif mark.startswith(text[end:]):
-            return None
-    match = _BLANKS.match(text, end)
-    return match.end() if match else end
+    """Return the end of an id, separators and blanks, in any number; None if more text decides."""
+    while True:
+        end = _match_end(_BLANKS, text, end)
+        mark = next((mark for mark in (CALL_ID, ARGUMENTS) if text.startswith(mark, end)), None)
+        if mark is None:
+            return None if begins(text, end, (CALL_ID, ARGUMENTS), False) is None else end
+        end = _match_end(_ID if mark == CALL_ID else _BLANKS, text, end + len(mark))
+
+
+def _match_end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at

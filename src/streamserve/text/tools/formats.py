@@ -55,12 +55,23 @@ class Format:
     others: tuple[str, ...] = ()
 
     @property
+    def around_calls(self) -> tuple[str, ...]:
+        """The markers that are outside of calls."""
+        return (*self.openings, *self.closings, *self.heads)
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """The markers that have no other meaning than the end of a call, wherever they are."""
+        return tuple(mark for mark in self.closings if not mark.startswith(_FENCE))
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """All markers, which the parser needs to see even if they are special tokens."""
         marks = (*self.openings, *self.closings, self.separator, *self.others)
         return tuple(mark for mark in marks if mark)
 
 
+_FENCE = "```"
 _BLOCKS = "block (BLANKS {opening} block)* BLANKS\nblock: BLANKS "
 _LIST = 'BLANKS "[" BLANKS @call (BLANKS "," BLANKS @call)* BLANKS "]" BLANKS'
 
@@ -72,7 +83,7 @@ FORMATS = {
     ),
     "llama3_json": Format(
         openings=("<|python_tag|>",),
-        around=";",
+        around=";,",
         bare="{",
         key="parameters",
         calls='BLANKS @call (BLANKS ";" BLANKS @call)* BLANKS',
@@ -101,7 +112,7 @@ FORMATS = {
     ),
     "qwen3_coder": Format(
         openings=("<tool_call>",),
-        closings=("</tool_call>",),
+        closings=("</tool_call>", "</function>", "</parameter>"),
         heads=("<function=",),
         syntaxes=("xml",),
         calls=_BLOCKS + "native BLANKS {closing}",
@@ -116,7 +127,7 @@ FORMATS = {
     ),
     "gemma": Format(
         openings=("```tool_code", "```tool_call", "```json"),
-        closings=("```",),
+        closings=(_FENCE,),
         around="[],",
         bare="[{",
         syntaxes=("json", "python"),

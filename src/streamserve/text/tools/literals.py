@@ -1,26 +1,23 @@
-"""Incremental conversion of Python literals, and of similar literals in other languages, to JSON text."""
+"""Incremental conversion of JSON, Python literals, and similar literals in other languages, to JSON text."""
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
 
-_BLANKS = " \t\r\n"
-_KEY = re.compile(r"[\w.$-]")
-_SCALAR = re.compile(r"[\w.+-]")
+from streamserve.text.tools.values import LOOKAHEAD, Bounds, ValueReader, begins, escaped
+
+BLANKS = " \t\r\n"
+_KEY = re.compile(r"[\w.$-]+")
+_CALL = re.compile(r"[\w.-]+\(")
+_SCALAR = re.compile(r"[\w.+-]+")
 _MAX_SCALAR = 1024
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "None": "null", "True": "true", "False": "false"}
-_ESCAPES = {
-    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\\": "\\", "'": "'",
-    '"': '"', "/": "/", "\n": "",
-}  # fmt: skip
-_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
-
-
-def escaped(text: str) -> str:
-    """Return `text` as the inside of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+_CLOSERS = ")]}"
+_AFTER_VALUE = (",", *_CLOSERS)
 
 
 def json_scalar(token: str) -> str | None:
@@ -38,235 +35,325 @@ def json_scalar(token: str) -> str | None:
     return json.dumps(number) if finite else None
 
 
-class _String(Protocol):
-    """Reads a string after its first quote. `output` is the new part, as the inside of a JSON string."""
+@lru_cache(maxsize=256)
+def _string_bounds(
+    quote: str, marks: tuple[str, ...], first: bool, marked: bool, keys: tuple[str, ...] = ()
+) -> Bounds:
+    """Return what ends a string in quotes, or between marks without escape sequences (`marked`).
 
-    output: str
-    done: bool
-    broken: bool
-
-    def feed(self, sign: str) -> bool:
-        """Read a character. Returns False if the string ended before the character."""
-
-
-class _QuotedString:
-    """Reads a Python string in quotes of one or three characters. JSON's strings have this form, too."""
-
-    def __init__(self, quote: str) -> None:
-        self.output = ""
-        self.done = self.broken = False
-        self._quote = quote
-        self._end = ""  # one quote or three; empty until that is known
-        self._quotes = 1
-        self._escape: str | None = None
-
-    def feed(self, sign: str) -> bool:
-        self.output = ""
-        if not self._end and not self._opened(sign):
-            return not self.done
-        if self._escape is not None:
-            self._read_escape(sign)
-        elif sign == self._quote:
-            self._quotes += 1
-            self.done = self._quotes == len(self._end)
-        else:
-            self.output, self._quotes = escaped(self._quote * self._quotes), 0
-            if sign == "\\":
-                self._escape = ""
-            else:
-                self.output += escaped(sign)
-        return True
-
-    def _opened(self, sign: str) -> bool:
-        """Return whether the opening quotes are complete and `sign` follows them. Two quotes are an empty
-        string."""
-        if sign == self._quote:
-            self._quotes += 1
-            if self._quotes == 3:
-                self._end, self._quotes = self._quote * 3, 0
-            return False
-        self.done = self._quotes == 2  # an empty string
-        self._end, self._quotes = self._quote, 0
-        return not self.done
-
-    def _read_escape(self, sign: str) -> None:
-        self._escape = f"{self._escape}{sign}"
-        kind, digits = self._escape[0], self._escape[1:]
-        if kind in _HEX_DIGITS and len(digits) < _HEX_DIGITS[kind]:
-            self.broken = bool(digits.strip("0123456789abcdefABCDEF"))
-            return
-        self._escape = None
-        if kind not in _HEX_DIGITS:
-            self.output = escaped(_ESCAPES.get(kind, "\\" + kind))
-        elif digits.strip("0123456789abcdefABCDEF") or int(digits, 16) > 0x10FFFF:
-            self.broken = True
-        else:  # JSON can escape half of a surrogate pair, too
-            number = int(digits, 16)
-            self.output = f"\\u{number:04x}" if number < 0x10000 and kind != "U" else escaped(chr(number))
+    With `first`, the first closing mark ends it, whatever follows. One of the `keys` after a comma ends it if
+    its closing mark is missing.
+    """
+    if first:
+        return Bounds((quote,), stops=marks, escapes=not marked)
+    closers, next_key = r"[)\]}][)\]}\s]{0,64}", r",\s{0,8}[\w.$-]{1,64}:"
+    return Bounds(
+        (quote,),
+        follows=(*_AFTER_VALUE, "\n", *marks),
+        stops=(*marks, *(f",{key}:" for key in keys)),
+        next=next_key + re.escape(quote) if marked else "",
+        tail=rf"{closers}|,\s{{0,8}}[\w.$-]{{0,64}}:?" if marked else closers,
+        again=(quote,) if len(quote) == 1 or marked else (),
+        escapes=not marked,
+    )
 
 
-class _MarkedString:
-    """Reads a string that ends with `mark` and has no escapes, after the first character of its opening
-    `mark`."""
-
-    def __init__(self, mark: str) -> None:
-        self.output = ""
-        self.done = self.broken = False
-        self._mark = mark
-        self._opening = mark[1:]
-        self._held = ""
-
-    def feed(self, sign: str) -> bool:
-        self.output = ""
-        if self._opening:
-            self.broken = not self._opening.startswith(sign)
-            self._opening = self._opening[1:]
-            return not self.broken
-        self._held += sign
-        while self._held and not self._mark.startswith(self._held):
-            self.output, self._held = self.output + self._held[0], self._held[1:]
-        self.output = escaped(self.output)
-        self.done = self._held == self._mark
-        return True
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Container:
-    """A list or an object: its end, its end in JSON, and the sign that follows a key (empty in a list)."""
+    """A list or an object that is being read: its end, its end in JSON, and the sign that follows a key
+    (empty in a list)."""
 
     end: str
     json_end: str
     after_key: str = ""
+    filled: bool = False
+    keys: set[str] = field(default_factory=set)
 
 
-_LIST = _Container("]", "]")
-_TUPLE = _Container(")", "]")
-_OBJECT = _Container("}", "}", ":")
-_KEYWORDS = _Container(")", "}", "=")
-_CONTAINERS = {"[": _LIST, "(": _TUPLE, "{": _OBJECT}
+def _opened(sign: str) -> _Container:
+    if sign == "{":
+        return _Container("}", "}", ":")
+    return _Container("]" if sign == "[" else ")", "]")
 
 
 class LiteralReader:
-    """Converts one literal to JSON, character by character: `output` is the JSON text so far.
+    """Converts one literal to JSON: `output` is the JSON text so far.
 
     With a `mark`, strings begin and end with it, and keys have no quotes. With `keywords`, the literal is the
-    arguments of a Python call, after their opening bracket.
+    arguments of a Python call, after their opening bracket. `marks` are the marks of the format around it,
+    `keys` the keys that it may have.
+
+    A `lenient` reader reads any text, `after_key` from the first key on: it ends at one of the marks, at
+    another call's beginning, or at a bracket of the text around it; missing brackets, commas and values are
+    added; other text is a string; of repeated keys, the first one counts. A reader that is not lenient is
+    `broken` by text that is not a literal.
     """
 
-    def __init__(self, mark: str = "", keywords: bool = False) -> None:
+    def __init__(
+        self,
+        mark: str = "",
+        keywords: bool = False,
+        lenient: Literal["never", "after_key", "always"] = "never",
+        marks: Sequence[str] = (),
+        keys: Sequence[str] = (),
+    ) -> None:
         self.output = "{" if keywords else ""
         self.done = self.broken = False
+        self._lenient = lenient == "always"
+        self._lenient_later = lenient == "after_key"
         self._mark = mark
-        self._containers = [_KEYWORDS] if keywords else []
-        self._expects = "first" if keywords else "value"  # first, value, element, key, key's end, comma
-        self._separator = ""  # of the next value, if there is one
-        self._token = ""
-        self._string: _String | None = None
+        self._marks, self._keys = tuple(marks), tuple(keys)
+        self._keywords = keywords
+        self._containers = [_Container(")", "}", "=")] if keywords else []
+        self._expects = "key" if keywords else "value"  # key, the sign after a key, value, comma
+        self._key: str | None = None
+        self._string: ValueReader | None = None
+        self._muted: int | None = None  # the number of containers around a value with a repeated key
+        self._bounds = re.compile("|".join(["[][(){},:=]", *map(re.escape, self._marks)]))
 
     @property
-    def _inner(self) -> _Container | None:
-        return self._containers[-1] if self._containers else None
+    def begun(self) -> bool:
+        """Whether a key, or all, has been read."""
+        return self.done or any(container.filled for container in self._containers)
 
-    @property
-    def _bare_key(self) -> bool:
-        """Whether a key without quotes comes next."""
-        key = self._inner is not None and self._inner.after_key and self._expects in ("first", "key")
-        return bool(key and (self._mark or self._inner == _KEYWORDS))
+    def feed(self, text: str, final: bool = False) -> int:
+        """Read up to the end of the literal, or text whose meaning is not known yet.
 
-    def feed(self, sign: str) -> bool:
-        """Read a character. Returns False if the literal ended before the character."""
+        Returns the number of read characters. If it is the `final` text, the literal is completed.
+        """
+        at = 0
+        while at < len(text) and not self.done and not self.broken:
+            after = self._step(text, at, final)
+            if after is None:
+                break
+            at = after
+        if final and self._lenient and not self.done:
+            self.close()
+        return at
+
+    def close(self) -> None:
+        """Complete the literal: missing values become null."""
         if self._string is not None:
-            if self._read_string(self._string, sign):
-                return True
-        elif self._token and (_KEY if self._bare_key else _SCALAR).match(sign):
-            self._token += sign
-            self.broken = len(self._token) > _MAX_SCALAR
-            return not self.broken
-        self.finish()
-        if not self.done and not self.broken and sign not in _BLANKS:
-            self.broken = not self._read(sign)
-            return not self.broken
-        return not self.done and not self.broken
+            self._end_string()
+        if self._expects in ("after key", "value") and not self.done and self._object is not None:
+            self._add_value("null")
+        while self._containers:
+            self._pop()
+        if not self.done:
+            self.output, self.done = self.output or "null", True
 
-    def finish(self) -> None:
-        """End a number or a word, whose end no sign marks."""
-        token, self._token = self._token, ""
-        if not token:
-            return
-        converted = f'"{escaped(token)}"' if self._bare_key else json_scalar(token)
-        self.broken = converted is None
-        if converted is not None:
-            self._begin(converted)
-            self._end_value()
+    @property
+    def _object(self) -> _Container | None:
+        """The innermost container if it is an object."""
+        inner = self._containers[-1] if self._containers else None
+        return inner if inner is not None and inner.after_key else None
 
-    def _read_string(self, string: _String, sign: str) -> bool:
-        consumed = string.feed(sign)
-        self.output += string.output
-        self.broken = string.broken
+    def _step(self, text: str, at: int, final: bool) -> int | None:
+        """Read on from the index `at`, and return the index after the read part; None to wait for more
+        text."""
+        if self._string is not None:
+            return self._read_string(self._string, text, at, final)
+        sign = text[at]
+        if sign in BLANKS:
+            return at + 1
+        interrupted = begins(text, at, self._marks, final)
+        if interrupted is None:
+            return None
+        if interrupted and not self._opens_string(text, at):
+            self._interrupt()
+            return at
+        if sign == "," or sign in _CLOSERS:
+            return self._read_sign(at, sign)
+        return self._read_part(text, at, final)
+
+    def _read_part(self, text: str, at: int, final: bool) -> int | None:
+        """Read a key, the sign after it, or a value."""
+        sign, inner = text[at], self._object
+        if self._expects == "after key":
+            known = sign in ":=" if self._lenient else inner is not None and sign == inner.after_key
+            if known or self._lenient:
+                self._begin_value()
+            self.broken = not (known or self._lenient)
+            return at + known
+        if self._expects == "comma":
+            self.broken = not self._lenient
+            self._expects = "key" if inner is not None else "value"
+            return at
+        read = self._read_key if self._expects == "key" else self._read_value
+        return read(text, at, final)
+
+    def _interrupt(self) -> None:
+        if self._lenient:
+            self.close()
+        else:
+            self.broken = True
+
+    def _read_sign(self, at: int, sign: str) -> int:
+        """Read a comma or a closing bracket, unless it belongs to the text around the literal."""
+        inner = self._object
+        if not any(sign in (",", container.end) for container in self._containers):
+            self._interrupt()
+            return at
+        valueless = self._expects in ("after key", "value") and inner is not None
+        if valueless and self._lenient:
+            self._add_value("null")
+        if sign == ",":
+            self.broken = self._expects != "comma" and not self._lenient
+            self._expects = "key" if inner is not None else "value"
+        elif not self._lenient:
+            self.broken = valueless or self._containers[-1].end != sign
+            if not self.broken:
+                self._pop()
+        else:
+            while self._containers[-1].end != sign:
+                self._pop()
+            self._pop()
+        return at + 1
+
+    def _read_key(self, text: str, at: int, final: bool) -> int | None:
+        inner = self._object
+        quoted = inner is not None and inner.after_key == ":" and not self._mark
+        if text[at] in "'\"" and quoted:
+            self._string, self._key = ValueReader(_string_bounds(text[at], self._marks, True, False)), ""
+            return at + 1
+        if self._lenient:
+            end = self._text_end(text, at, ":=", final)
+            if end is not None and (text[at] == "{" or (self._keywords and _CALL.match(text[at:end]))):
+                self._interrupt()
+                return at
+        else:
+            found = _KEY.match(text, at) if not quoted else None
+            self.broken = found is None
+            end = found.end() if found and (final or found.end() < len(text)) else None
+        if end is not None:
+            self._key, self._expects = escaped(text[at:end].strip()), "after key"
+        return end
+
+    def _begin_value(self) -> None:
+        """Write the key of the next value. If the object has the key already, the value is not written."""
+        inner, key = self._containers[-1], self._key or ""
+        decoded = json.loads(f'"{key}"')
+        if decoded in inner.keys and self._muted is None:
+            self._muted = len(self._containers)
+        inner.keys.add(decoded)
+        self._write(f'{", " if inner.filled else ""}"{key}": ')
+        inner.filled, self._key, self._expects = True, None, "value"
+        self._lenient |= self._lenient_later
+
+    def _read_value(self, text: str, at: int, final: bool) -> int | None:
+        sign = text[at]
+        if sign in "{[(":
+            self._separate()
+            self._write("{" if sign == "{" else "[")
+            self._containers.append(_opened(sign))
+            self._expects = "key" if sign == "{" else "value"
+            return at + 1
+        if self._opens_string(text, at):
+            return self._open_string(text, at, final)
+        found = _SCALAR.match(text, at)
+        end = at if found is None else found.end()
+        if end == len(text) and not final and end - at <= _MAX_SCALAR:
+            return None
+        scalar = json_scalar(text[at:end]) if end - at <= _MAX_SCALAR else None
+        ended = end == len(text) or text[end] in BLANKS or bool(self._bounds.match(text, end))
+        if scalar is None or not ended:
+            if not self._lenient:
+                self.broken = scalar is None
+            else:
+                return self._read_text(text, at, final)
+        if scalar is not None:
+            self._add_value(scalar)
+        return end
+
+    def _read_text(self, text: str, at: int, final: bool) -> int | None:
+        """Read text that is no literal as a string."""
+        end = self._text_end(text, at, "", final)
+        if end is not None:
+            written = text[at:end].strip().removesuffix(self._mark or '"')
+            self._add_value(f'"{escaped(written)}"')
+        return end
+
+    def _text_end(self, text: str, at: int, ends: str, final: bool) -> int | None:
+        """Return the end of a text that is no literal; None if more text decides."""
+        depth, limit = 0, at + LOOKAHEAD
+        for found in self._bounds.finditer(text, at, limit):
+            sign = found[0]
+            outside = sign in _AFTER_VALUE and not depth
+            if outside or sign in self._marks or (sign in ends and not depth):
+                return found.start() if found.start() > at else found.end()
+            depth += (sign in "([{") - (sign in ")]}")
+        return min(limit, len(text)) if final or len(text) >= limit else None
+
+    def _opens_string(self, text: str, at: int) -> bool:
+        if self._expects != "value":
+            return False
+        return text.startswith(self._mark, at) if self._mark else text[at] in "'\""
+
+    def _open_string(self, text: str, at: int, final: bool) -> int | None:
+        quote = self._mark or text[at]
+        if not self._mark:
+            quotes = text[at : at + 3]
+            if quotes in (quote, quote * 2) and len(text) < at + 3 and not final:
+                return None
+            quote = quotes if quotes == quote * 3 else quote
+        marks = tuple(mark for mark in self._marks if mark != self._mark)
+        bounds = _string_bounds(quote, marks, not self._lenient, bool(self._mark), self._keys)
+        self._string = ValueReader(bounds)
+        self._separate()
+        self._write('"')
+        return at + len(quote)
+
+    def _read_string(self, string: ValueReader, text: str, at: int, final: bool) -> int | None:
+        end = string.read(text, at, final)
+        if self._key is None:
+            self._write(string.output)
+        else:
+            self._key += string.output
         if string.done:
-            self.output += '"'
-            self._string = None
-            self._end_value()
-        return consumed and not self.broken
+            self.broken = not (string.closed or self._lenient)
+            self._end_string()
+            return end
+        return end if end > at else None
 
-    def _begin(self, text: str) -> None:
-        self.output += self._separator + text
-        self._separator = ""
+    def _end_string(self) -> None:
+        self._string = None
+        if self._key is not None:
+            self._expects = "after key"
+            return
+        self._write('"')
+        self._end_value()
+
+    def _separate(self) -> None:
+        """Write the comma before an element of a list."""
+        inner = self._containers[-1] if self._containers else None
+        if inner is not None and not inner.after_key:
+            self._write(", " if inner.filled else "")
+            inner.filled = True
+
+    def _add_value(self, value: str) -> None:
+        if self._expects == "after key":
+            self._begin_value()
+        self._separate()
+        self._write(value)
+        self._end_value()
+
+    def _pop(self) -> None:
+        self._write(self._containers.pop().json_end)
+        self._end_value()
 
     def _end_value(self) -> None:
-        if self._inner is None:
-            self.done = True
-        elif self._inner.after_key and self._expects in ("first", "key"):
-            self._expects = "key's end"
-        else:
-            self._expects = "comma"
+        if self._muted == len(self._containers):
+            self._muted = None
+        self.done = not self._containers
+        self._expects = "comma"
 
-    def _read(self, sign: str) -> bool:
-        """Read a character between values. Returns False if it cannot be there."""
-        inner = self._inner
-        if inner is not None and sign == inner.end and self._expects not in ("value", "key's end"):
-            self._separator = ""
-            self.output += inner.json_end
-            self._containers.pop()
-            self._expects = "value"
-            self._end_value()
-            return True
-        if self._expects == "comma" and sign == ",":
-            assert inner is not None
-            self._separator = ", "
-            self._expects = "key" if inner.after_key else "element"
-            return True
-        if self._expects == "key's end" and inner is not None and sign == inner.after_key:
-            self.output += ": "
-            self._expects = "value"
-            return True
-        return self._expects not in ("comma", "key's end") and self._begin_value(sign)
-
-    def _begin_value(self, sign: str) -> bool:
-        key = self._inner is not None and self._inner.after_key and self._expects in ("first", "key")
-        if self._mark and sign == self._mark[0] and not self._bare_key:
-            self._string = _MarkedString(self._mark)
-        elif sign in "'\"" and not self._mark and not self._bare_key:
-            self._string = _QuotedString(sign)
-        elif (_KEY if key else _SCALAR).match(sign) and (not key or self._bare_key):
-            self._token = sign
-            return True
-        elif sign in _CONTAINERS and not key:
-            self._begin("{" if sign == "{" else "[")
-            self._containers.append(_CONTAINERS[sign])
-            self._expects = "first"
-            return True
-        else:
-            return False
-        self._begin('"')
-        return True
+    def _write(self, text: str) -> None:
+        if self._muted is None:
+            self.output += text
 
 
 def literal(text: str) -> str | None:
     """Return the JSON text of a literal; None if `text` is not a literal."""
     reader = LiteralReader()
-    for sign in text:
-        if not reader.feed(sign) and not (reader.done and sign in _BLANKS):
-            return None
-    reader.finish()
-    return None if reader.broken or not reader.done else reader.output
+    end = reader.feed(text, final=True)
+    return None if reader.broken or not reader.output or text[end:].strip(BLANKS) else reader.output
