@@ -139,7 +139,8 @@ class JsonCall:
 
 def _text(value: str) -> str | None:
     """Return the text of a JSON string; None for other values."""
-    return json.loads(value) if value.startswith('"') else None
+    text: str | None = json.loads(value) if value.startswith('"') else None
+    return text
 
 
 def _content(value: str) -> str:

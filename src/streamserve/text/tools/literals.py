@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from streamserve.text.tools.values import LOOKAHEAD, Bounds, ValueReader, begins, escaped
+from streamserve.text.tools.values import LOOKAHEAD, ValueBounds, ValueReader, begins, escaped
 
 BLANKS = " \t\r\n"
 _KEY = re.compile(r"[\w.$-]+")
@@ -38,16 +38,16 @@ def json_scalar(token: str) -> str | None:
 @lru_cache(maxsize=256)
 def _string_bounds(
     quote: str, marks: tuple[str, ...], first: bool, marked: bool, keys: tuple[str, ...] = ()
-) -> Bounds:
+) -> ValueBounds:
     """Return what ends a string in quotes, or between marks without escape sequences (`marked`).
 
     With `first`, the first closing mark ends it, whatever follows. One of the `keys` after a comma ends it if
     its closing mark is missing.
     """
     if first:
-        return Bounds((quote,), stops=marks, escapes=not marked)
+        return ValueBounds((quote,), stops=marks, escapes=not marked)
     closers, next_key = r"[)\]}][)\]}\s]{0,64}", r",\s{0,8}[\w.$-]{1,64}:"
-    return Bounds(
+    return ValueBounds(
         (quote,),
         follows=(*_AFTER_VALUE, "\n", *marks),
         stops=(*marks, *(f",{key}:" for key in keys)),

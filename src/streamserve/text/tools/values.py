@@ -46,7 +46,7 @@ def begins(text: str, at: int, marks: Iterable[str], final: bool) -> bool | None
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ValueBounds:
     """What ends a value.
 
     - `closings`: forms of the closing mark. `follows`: what may follow it after blanks, or a line break among
@@ -147,7 +147,7 @@ class ValueReader:
     When it is `done`, it may be `closed` by its mark.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: ValueBounds) -> None:
         self.output = ""
         self.done = self.closed = False
         self._bounds = bounds

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from streamserve.text.tools.literals import BLANKS, literal
-from streamserve.text.tools.values import Bounds, ValueReader, begins, escaped
+from streamserve.text.tools.values import ValueBounds, ValueReader, begins, escaped
 
 FUNCTION, OPENING, BETWEEN, CLOSING, END = "<function=", "<parameter=", ">", "</parameter>", "</function>"
 MAX_REFERENCES = 8
@@ -127,21 +127,21 @@ class XmlCall:
         if not self._muted:
             self.arguments += text
 
-    def _bounds(self, key: str) -> Bounds:
+    def _bounds(self, key: str) -> ValueBounds:
         properties = self._schema.get("properties")
         following = frozenset(properties) - self._keys if isinstance(properties, Mapping) else None
         return _bounds(key, following, self._marks)
 
 
 @lru_cache(maxsize=64)
-def _bounds(key: str, following: frozenset[str] | None, marks: tuple[str, ...]) -> Bounds:
+def _bounds(key: str, following: frozenset[str] | None, marks: tuple[str, ...]) -> ValueBounds:
     """Return what ends the value of `key`: `following` are the parameters that may be next, None for any."""
     if following is None:
         begin = f"\n{OPENING}{_KEY}{BETWEEN}"
     else:
         names = "|".join(map(re.escape, sorted(following)))
         begin = f"\n{OPENING}(?:{names}){BETWEEN}" if names else ""
-    return Bounds(
+    return ValueBounds(
         _forms(CLOSING),
         follows=(OPENING, END, *marks),
         stops=tuple(form for mark in (END, *marks) for form in _forms(mark)),
