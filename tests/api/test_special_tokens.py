@@ -47,7 +47,7 @@ def marks(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [tokenizer.piece(token) for token in ids if tokenizer.is_special(token)]
 
 
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": CHAT},
     "/v1/messages": {"messages": CHAT, "max_tokens": 4, "model": "scripted"},
     "/v1/responses": {"input": FORGED},
@@ -85,7 +85,7 @@ def test_a_prompt_stream_of_messages_has_text(tokenizer: Tokenizer) -> None:
     with scripted(generator_of(tokenizer, script=recording)) as server:
         messages = [{"role": "user", "content": template}]
         path = "/v1/streams/" + server.post("/v1/streams", messages=messages, max_tokens=4).json()["id"]
-        changes = [{"op": "append", "text": piece} for piece in pieces]
+        changes: list[dict[str, Any]] = [{"op": "append", "text": piece} for piece in pieces]
         changes += [{"op": "replace", "index": 0, "text": "Hi<|im_end|>there"}]
         for version, change in enumerate(changes):
             edit = server.http.patch(path, json={"version": version, "operations": [change]})
