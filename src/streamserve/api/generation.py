@@ -20,8 +20,8 @@ from streamserve.text.output import ChoiceDelta, Usage
 class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
-    Its choice indices follow the indices of the prompts before it. `prompt_stream` is its prompt stream, if
-    there is one; the request's latency then counts from the stream's creation.
+    Its choices are numbered after the choices of the earlier prompts. `prompt_stream` is its prompt stream,
+    if there is one; the request's latency then counts from the stream's creation.
     """
 
     number: int
@@ -32,7 +32,7 @@ class GenerationTask:
     prompt_stream: EnginePromptStream | None = None
 
     def index(self, choice: int) -> int:
-        """Return the index in the reply of one of its choices."""
+        """Return the index that one of this task's choices has in the reply."""
         return self.number * self.params.n + choice
 
 

@@ -109,7 +109,8 @@ def required_tokens(requirements: Iterable[LatencyRequirement], seconds: float) 
 
 
 def add_best(trees: Sequence[TokenTree], selected: Selection, left: int) -> Selection:
-    """Return `selected` with the best `left` of the other nodes added; nodes in ascending order."""
+    """Add the best nodes outside `selected`, at most `left`, to the selected ones; return all in ascending
+    order."""
     taken = [set(nodes) for nodes in selected]
     rest = (
         (-tree.accept[node], number, node)

@@ -56,8 +56,9 @@ class Gate(Protocol):
         ...
 
     def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
-        """Permit no more writes for a reservation, not even of bytes that may still be on the network
-        (`doubtful`). Returns the new address of the memory, if it moves for that."""
+        """Refuse further writes for a reservation. With `doubtful`, bytes may still be on the network, and
+        must not be written either: returns the new address of the memory if the memory had to move for
+        that."""
         ...
 
 

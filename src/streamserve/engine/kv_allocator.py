@@ -138,7 +138,7 @@ class KVAllocator:
 
     def drop_if_cached(self, sequence: EngineSequence) -> bool:
         """Free a swapped sequence's host blocks if the prefix index has all the KV that they hold; returns
-        whether it has."""
+        whether they were freed."""
         known = len(self._tables.match(sequence)) * self._config.block_size
         if known >= sequence.kv.computed[TARGET]:
             self._swap.forget(sequence)

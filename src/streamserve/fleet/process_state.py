@@ -112,7 +112,7 @@ class ProcessState(Generic[Ready]):
 
     @property
     def healthy(self) -> bool:
-        """Whether it is ready and not stuck."""
+        """Whether the process is ready and not stuck."""
         return self.ready is not None and not self.stuck
 
     @property
@@ -121,7 +121,7 @@ class ProcessState(Generic[Ready]):
         return self.failure is not None or (self.ready is None and self.failed_starts >= GIVE_UP_STARTS)
 
     def starts(self, at: float) -> None:
-        """Record that its process starts at a time."""
+        """Record that the process starts at a time."""
         self.heard_at = self.starts_at = at
 
     def hear(self, now: float) -> None:
@@ -129,7 +129,7 @@ class ProcessState(Generic[Ready]):
         self.heard_at, self.stuck = now, False
 
     def join(self, ready: Ready, now: float) -> None:
-        """Record that it has loaded its model."""
+        """Record that the process has loaded its model."""
         self.ready = ready
         self.ready_at, self.load_seconds = now, max(0.0, now - self.starts_at)
         self.failed_starts, self.error, self.misfit = 0, "", False

@@ -23,7 +23,7 @@ from streamserve.fleet.events import Ending
 from streamserve.fleet.requests import OpenRequest
 
 UNEXPLAINED = 3
-"""Deaths of its worker outside any step after which a request becomes a suspect all the same."""
+"""A request also becomes a suspect after this many deaths of its worker outside any step."""
 
 CLEARED = 3
 """If each suspect of a lost step has been cleared this many times, all requests at the worker become

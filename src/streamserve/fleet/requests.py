@@ -33,7 +33,7 @@ from streamserve.protocol.sampling import MAX_CHOICES, SamplingParams, Speculati
 UNSPECULATED = SpeculationLimits(enabled=False)
 NO_CHOICES: frozenset[int] = frozenset()
 Outputs = Mapping[int, list[int]]
-"""The tokens of each choice."""
+"""The output tokens of a request, by choice."""
 
 
 @lru_cache(maxsize=MAX_CHOICES)
@@ -133,13 +133,13 @@ class OpenRequest:
 
     @property
     def name(self) -> str:
-        """The request's id."""
+        """The request's id, under which workers and clients know the request."""
         return self.opened.request
 
     @property
     def cache_salt(self) -> str:
-        """The cache namespace that separates its KV from other requests' KV. An isolated request has a unique
-        one."""
+        """The cache namespace that separates this request's KV from other requests' KV. An isolated request
+        has a unique namespace."""
         salt = self.opened.cache_salt
         return f"{salt}\0isolated\0{self.name}" if self.isolated else salt
 
@@ -168,13 +168,13 @@ class OpenRequest:
 
     @property
     def placeable(self) -> bool:
-        """Whether enough is known to route it. A prompt stream needs content besides the tail that every
-        prompt may have."""
+        """Whether enough of the prompt is known to route the request. A prompt stream needs content besides
+        the tail that every prompt may have."""
         return not self.opened.open or len(self.opened.prompt) > self.opened.tail
 
     @property
     def workers(self) -> set[str]:
-        """The workers that may hold state for it."""
+        """The workers that may hold state for this request."""
         return {name for name in (self.worker, self.decode) if name}
 
     def depends_on(self, worker: str) -> bool:

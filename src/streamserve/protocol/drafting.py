@@ -158,7 +158,7 @@ class Bye(msgspec.Struct, tag=True, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
-    """A speculation.tree.TokenTree; its root is the sequence's last token."""
+    """A contracts.tree.TokenTree; its root is the sequence's last token."""
 
     tokens: Annotated[tuple[int, ...], Nodes]
     parents: Annotated[tuple[int, ...], Nodes]

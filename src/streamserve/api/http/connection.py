@@ -172,8 +172,8 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(431, f"the request's headers are larger than {MAX_HEADER_BYTES} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error and close. The error is left out if a reply to this request, or to the one before,
-        has begun."""
+        """Send an error and close. The error is left out if a reply to this request, or to the previous
+        request, has begun."""
         cycle = self.cycle
         if cycle is None or (cycle.response_complete if self._in_headers else not cycle.response_started):
             send_error(self.transport, RequestError(message, status=status))

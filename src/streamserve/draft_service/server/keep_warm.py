@@ -21,9 +21,10 @@ LONGEST = 1.0
 TRIAL_GAPS = 16
 """Gaps for which one of the two ways is tried."""
 SAMPLES = 48
-"""Gaps of each way that must have been seen, and the most that are remembered."""
+"""Number of gaps that must have been measured with each of the two ways; also the number that is
+remembered."""
 PAYS = 0.95
-"""Keeping warm stays on if an answer then takes at most this share of the time it takes without."""
+"""Dummy passes stay on if an answer with them takes at most this share of its time without them."""
 RETRIAL_GAPS = 1024
 """Gaps after which the other way is tried again, in case conditions have changed."""
 OUTLIER_FACTOR = 3.0
@@ -31,8 +32,8 @@ OUTLIER_FACTOR = 3.0
 
 
 class KeepWarmController:
-    """Decides when dummy passes are due, from the lengths of gaps and the time of the draft pass after
-    each."""
+    """Decides when dummy passes are due, from the lengths of gaps and the time of the draft pass after each
+    gap."""
 
     def __init__(self, mode: KeepWarm) -> None:
         self._mode = mode

@@ -47,7 +47,7 @@ class Reputation:
     """A target's record of a service's wrong answers."""
 
     until: float = float("-inf")
-    """When its probation ends."""
+    """When the service's probation ends."""
     probations: int = 0
     _strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
     _next: float = FIRST_PROBATION

@@ -86,7 +86,7 @@ class AcceptanceRate:
         return fade * self.trees, fade * self.accepted
 
     def clear(self) -> None:
-        """Forget everything: it is another draft model."""
+        """Forget all measurements: the service has another draft model now."""
         self.trees = self.accepted = 0.0
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from streamserve.execution.formats.checkpoint import INDEX
 
 COPIED = (".json", ".jinja", ".model", ".txt")
-"""Suffixes of a model's files other than weights and code."""
+"""Suffixes of the files that are copied with a model. Weights and code are not copied."""
 LICENSES = ("license", "notice")
 """Name prefixes, in lower case, of files that are copied whatever their suffix."""
 

@@ -107,11 +107,11 @@ def plan_attention(
 
     Args:
         block_size: Slots of a KV block.
-        group: Query heads that share one of the `kv_heads`.
-        windows: The layers' windows; repeated windows are planned once.
+        group: Number of query heads that share one of the `kv_heads` key-value heads.
+        windows: The attention window of each layer; layers with equal windows share one plan.
         multiprocessors: Number of multiprocessors of the device.
-        max_partials: Capacity of the workspace, in partial results of one query token and all heads. Fewer
-            items are split where it would be exceeded.
+        max_partials: Capacity of the workspace, in partial results of one query token and all heads. The plan
+            splits fewer items if their partial results would not fit.
 
     Raises ValueError for a group that is too large.
     """
@@ -284,7 +284,7 @@ class _Tiles:
 
 
 def _within(counts: Ints) -> Ints:
-    """Return the numbers 0 to count - 1 of each count, concatenated."""
+    """Return the numbers 0 to count - 1 for each count, concatenated."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
 

@@ -20,7 +20,7 @@ class TorchLinear:
 
     @property
     def packed(self) -> PackedWeight:
-        """The weight in the form of the experts' kernels."""
+        """The weight in the form that the experts' kernels read."""
         return PackedWeight(Kind.FLOATS, self.weight, self.in_features)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class StoredFormats:
 
     @property
     def main(self) -> WeightFormat:
-        """The format of the most matrices; among equally frequent ones the first."""
+        """The most frequent format of the matrices; the first one if several are equally frequent."""
         formats = Counter(stored.weights for layer in self.layers for stored in layer if stored)
         return formats.most_common(1)[0][0]
 
