@@ -16,7 +16,7 @@ from streamserve.api.http.ignored_fields import STRICT, OtherFields, check_param
 JSON = "application/json"
 
 OWN = ("/admin/", "/v1/streams", "/v1/router")
-"""Prefixes of paths that only this server has. Their routes refuse unknown query parameters."""
+"""Prefixes of paths that no other API has. Routes below them refuse unknown query parameters."""
 
 C = TypeVar("C")
 Handler = Callable[[Request], Awaitable[Response]]

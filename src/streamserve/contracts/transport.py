@@ -56,9 +56,9 @@ class Gate(Protocol):
         ...
 
     def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
-        """Refuse further writes for a reservation. With `doubtful`, bytes may still be on the network, and
-        must not be written either: returns the new address of the memory if the memory had to move for
-        that."""
+        """Refuse further writes for a reservation. With `doubtful`, bytes that are still on the network are
+        refused, too. Some transports can refuse them only under a new address of the memory; then it is
+        returned."""
         ...
 
 

@@ -85,6 +85,7 @@ class StepPipeline:
             self._async_executor.launch(flight.plan)
         if self.can_follow:
             self._ahead = self._launch_ahead(self._async_executor, flight, speculation, limit)
+        # The journal still names the step before this one, which has ended: its sequences are no suspects.
         if flight.ahead and self._ahead is None:
             self._enter([flight], speculation.step_cost)
 

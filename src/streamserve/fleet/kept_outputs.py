@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MAX_OUTPUTS, MAX_BYTES = 4 * MAX_KEPT_OUTPUTS, 2 * MAX_KEPT_BYTES
 Kept = Mapping[int, Sequence[KeptToken]]
-"""The first tokens of each choice."""
+"""The first output tokens of a request, by choice."""
 NOTHING: Kept = {}
 
 

@@ -178,6 +178,7 @@ class ProcessState(Generic[Ready]):
         self.stuck = self.ready is not None and quiet > limit
         working = busy or self.ready is None or (beat is not None and beat.in_step)
         longest = limit if working else policy.idle_factor * limit
+        # Before a start, and after a final failure, there is no process to kill.
         if quiet <= longest or now <= self.starts_at or self.failure:
             return False
         reason = _standing_still(beat, quiet, alive, self.ready is None)
@@ -212,6 +213,7 @@ class ProcessState(Generic[Ready]):
             return now - heard, limit, False
         still = now - max(heard, beat.moved_at)
         silent = min(still, now - max(heard, beat.at))
+        # Without a sign of life the process itself stands still, however long its step may take.
         if silent > limit:
             return silent, limit, False
         return still, max(limit, PROGRESS_FACTOR * beat.predicted), True

@@ -307,6 +307,7 @@ class OpenRequest:
         if isinstance(event, Finished):
             self._end(event.choice)
             return event
+        # Output for the prompt before the edit, which the worker has not confirmed yet.
         if self.awaited_version is not None:
             return None
         if isinstance(event, DraftVerified):
@@ -316,6 +317,7 @@ class OpenRequest:
             raise GapError(f"token {event.index} of choice {event.choice} came after {len(delivered)} tokens")
         if event.index < len(delivered):
             return None
+        # Before the first token the mapping is shared by all requests (no_outputs): copy it, then append.
         if delivered:
             delivered.append(event.token)
         else:

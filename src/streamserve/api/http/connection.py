@@ -23,10 +23,10 @@ MAX_HEADER_BYTES = 64 << 10
 """Maximum size of the request line and headers together."""
 
 SLICE = 2048
-"""Bytes parsed at a time of request lines and headers; most requests are smaller."""
+"""Number of bytes of request lines and headers that are parsed at a time; most requests are smaller."""
 
 BODY_SLICE = 32 << 10
-"""Bytes parsed at a time of bodies: they cost less per byte."""
+"""Number of bytes of bodies that are parsed at a time: a body costs less per byte than headers."""
 
 MAX_PIPELINED = 8
 """Maximum number of pipelined requests pending on one connection. Reading pauses at this limit."""

@@ -33,11 +33,13 @@ class MeasuredService:
     """A service that may draft, as this target measures it; all times in seconds.
 
     - `number`: the number of its link.
-    - `batch`: a batch with `trees` trees of this target; `per_tree`: each further tree.
-    - `read`: reading one token of a prompt.
+    - `batch`: the time of a batch with `trees` trees of this target; `per_tree`: the additional time of each
+      further tree.
+    - `read`: the time to read one token of a prompt.
     - `accepted`: accepted tokens to expect of a tree.
     - `sequences`: sequences of this target that it drafts for; `active`: all targets that it drafts for.
-    - `available_in`: seconds until it accepts requests; `max_length`: tokens of its longest sequence.
+    - `available_in`: the time until it accepts requests; `max_length`: the maximum length of a sequence, in
+      tokens.
     - `rank`: decides between equal services; it differs between targets.
     """
 
