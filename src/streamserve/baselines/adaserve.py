@@ -104,7 +104,8 @@ def global_greedy(trees: Sequence[TokenTree], left: int) -> Selection:
 
 
 def required_tokens(requirements: Iterable[LatencyRequirement], seconds: float) -> list[float]:
-    """Return A_i of each request for a step of `seconds`."""
+    """Return, for each request, the number of tokens A_i that its latency target requires of a step of
+    `seconds`."""
     return [requirement.tokens(seconds) for requirement in requirements]
 
 

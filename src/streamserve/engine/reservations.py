@@ -31,7 +31,7 @@ from streamserve.engine.status import SequenceStatus, TransferRole
 
 
 def is_holder(sequence: EngineSequence) -> bool:
-    """Whether another worker keeps blocks for the sequence's KV, and a request waits for that KV."""
+    """Whether another worker keeps blocks for the sequence's KV, and a client's request waits for this KV."""
     return sequence.transfer.has_reservation and sequence.transfer.role is not TransferRole.COPY
 
 

@@ -126,8 +126,7 @@ class EngineSequence:
     `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
     choices. They fork when the prompt is computed, and then each sequence has one. `adapter`: the LoRA
     adapter that computes it, by the hash of its files; empty: none. `kind`: what its request is for.
-    `check`: an illegal change of status
-    raises.
+    `check`: whether an illegal change of status raises StatusError.
     """
 
     id: int

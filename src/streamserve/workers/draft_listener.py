@@ -49,7 +49,8 @@ class Disconnected:
 
 
 class DraftListener(Protocol):
-    """Used by one thread. `address` is where it listens."""
+    """The listener of a draft service for its targets, used by one thread. `address` is the address at which
+    it listens."""
 
     address: str
 

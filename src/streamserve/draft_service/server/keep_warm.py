@@ -1,9 +1,9 @@
 """Keep-warm controller: whether dummy passes keep a draft model warm while it is idle, and whether that pays.
 
 After an idle gap the first draft passes may take longer: caches hold other data, clock rates went down.
-Periodic dummy passes while idle prevent that; but they cost power, and a request that arrives during one
-waits for it. So both ways are tried alternately, for a few gaps each, and the one with faster answers,
-waiting included, is used.
+Periodic dummy passes while idle prevent that; but they cost power, and a request that arrives during a pass
+waits for it. So gaps with and without dummy passes are tried alternately, a few gaps each, and the way with
+faster answers, waiting included, is used.
 """
 
 from collections import deque
@@ -68,7 +68,7 @@ class KeepWarmController:
         return all(len(seen) == SAMPLES for seen in self._seen.values())
 
     def gap(self, seconds: float) -> None:
-        """Record that work resumes after `seconds` seconds without."""
+        """Record that work resumes after `seconds` seconds without work."""
         self._after_gap = GAP <= seconds < LONGEST
 
     def drafted(self, seconds: float | None, now: float) -> None:

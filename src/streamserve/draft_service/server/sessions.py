@@ -145,8 +145,8 @@ class Session:
 
     @property
     def due(self) -> float:
-        """When the earliest token is due among the sequences that wait for a tree; inf if none has a due
-        token."""
+        """When the earliest token is due among the sequences that wait for a tree; inf if none of their
+        tokens is due at a time."""
         return min((s.due for s in self.waiting() if s.wants_tree and s.due is not None), default=inf)
 
 

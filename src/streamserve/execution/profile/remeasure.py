@@ -2,7 +2,7 @@
 
 A piece is a step of a few query tokens without context, so an arriving request waits for one piece at most.
 Longer steps are corrected by the factor of the longest measured one, steps with context by the factor of the
-same step without.
+same step without context.
 """
 
 from dataclasses import dataclass, field

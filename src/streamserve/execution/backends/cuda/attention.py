@@ -33,7 +33,7 @@ MIN_SPLIT = (128, 256, 512)
 their items must be longer."""
 
 ITEMS_PER_MULTIPROCESSOR = (4, 4, 2)
-"""Target of splitting, by tile size: items times key-value heads for each multiprocessor."""
+"""Number of items, times key-value heads, that splitting aims at for each multiprocessor, by tile size."""
 
 MAX_GROWTH = 1.25
 """Upper bound of the items after splitting, relative to the items before, in a step that has enough of them

@@ -64,7 +64,7 @@ class GgufCheckpoint:
 
     @property
     def path(self) -> Path:
-        """The path of the first file."""
+        """The path of the checkpoint's first file."""
         return self._model.path
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -47,7 +47,7 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """Constants of gpt-oss that GGUF does not record."""
 
 BLOCK_VERSION = 2
-"""The supported version of the blocks' layout; GGUF files never had another."""
+"""The supported version of the blocks' layout; GGUF files never had another version."""
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
