@@ -91,7 +91,7 @@ class ProcessState(Generic[Ready]):
     - `error`: why its last process ended.
     - `failure`: set if it could not serve at all at its first start.
     - `misfit`: it has loaded another model than the others.
-    - `condemned`: if it is to be killed, how its end counts.
+    - `condemned`: how its end counts if it is to be killed; None if it is not.
     """
 
     incarnation: int = 1

@@ -54,7 +54,7 @@ class GapError(Exception):
 class Arriving:
     """The state of a prompt that still arrives; all counts are tokens from its start.
 
-    - `computed`: computed by its worker; `pushed`: in its decode worker's cache.
+    - `computed`: tokens computed by its worker; `pushed`: tokens in its decode worker's cache.
     - `push`: name of the cache copy in progress; `push_end`: what will be `pushed` once it has landed.
     - `push_failed`: no more pushes until the next edit.
     """
@@ -101,9 +101,9 @@ class OpenRequest:
 
     `opened` holds the latest prompt. `since` is when the client began to wait for the first token: when the
     request arrived, or when its prompt stream was finished. `arriving` says how far a prompt stream is
-    computed. After an edit of a prompt that is answered early, the worker's tokens belong to an
-    older version until the worker confirms version `awaited_version`, which is then cleared. `kind`: a cache
-    copy is a request too, of no client.
+    computed. After an edit of a prompt that is answered early, the worker's tokens belong to an older version
+    until the worker confirms version `awaited_version`, which is then cleared. `kind`: what the request is
+    for; cache copies are requests without a client.
     """
 
     opened: Open

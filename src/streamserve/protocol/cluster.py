@@ -40,7 +40,7 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
 
 class Challenge(msgspec.Struct, tag=True, frozen=True):
     """Register with this number, which is valid once. The head with the highest `epoch` is the present
-    one."""
+    head."""
 
     nonce: Token
     epoch: Number

@@ -255,7 +255,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - `host`: the name of its machine. It is number `host_number` of `host_workers` workers there, which share
       memory and GPUs evenly.
     - `reports_prefixes`: report cached prefixes, because requests can also go to other workers.
-    - `kv_network`: how KV goes over TCP.
+    - `kv_network`: keys and address for KV over TCP.
     - `trace`: report lifecycle events and steps with their times.
     - `leased`: after this configuration, the worker reads from standard input the time until which it may
       run.

@@ -26,7 +26,7 @@ class Merge(Enum):
     LONGEST_STATE = auto()
     """The maximum: times that pass at all workers together are not added."""
     FIELDS = auto()
-    """A report within the report, or None: merged field by field, of the workers that have it."""
+    """A report within the report, or None: it is merged field by field, over the workers that have it."""
 
 
 Count = Annotated[int, Merge.COUNTER]

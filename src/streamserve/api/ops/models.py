@@ -15,7 +15,8 @@ from streamserve.protocol.errors import RequestError
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One name of a model.
 
-    - `root`: where its tokenizer can be loaded from; for a LoRA adapter, its folder.
+    - `root`: the hub name or folder from which the model's tokenizer can be loaded; for a LoRA adapter, its
+      folder.
     - `row_invariant`: whether the backend guarantees that the output of a request does not depend on
       co-batched requests.
     - `precision`: the precision of weights and KV cache.

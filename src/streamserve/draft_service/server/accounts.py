@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Account:
-    """A client's share. `key` is its public key, empty without keys."""
+    """The resource use of one client. `key` is the client's public key; empty without keys."""
 
     key: str = ""
     weight: float = 1.0

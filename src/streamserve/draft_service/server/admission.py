@@ -141,7 +141,8 @@ class TargetAdmission:
 
 
 def block_seconds(failures: int) -> float:
-    """Return the seconds for which a session gets no drafts after `failures` failed batches with it alone."""
+    """Return the seconds for which a session gets no drafts after `failures` failed batches in which it was
+    alone."""
     return min(FAILED_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
 
 

@@ -121,7 +121,7 @@ class Session:
     draft_alone: bool = False
     """Whether the session is drafted for alone, because a batch that contained it has failed."""
     failures: int = 0
-    """Consecutive failures of batches with this session alone."""
+    """Consecutive failures of batches in which this session was alone."""
     blocked_until: float = 0.0
     requests: int = 0
     trees: int = 0

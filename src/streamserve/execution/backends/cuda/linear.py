@@ -36,7 +36,7 @@ class WideLinear:
         self.weight = weight
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return y. It is in `out`, if that is given and the library can write to it."""
+        """Return the product y. It is in `out` if `out` is given and the library can write to it."""
         if x.dtype == torch.float32:
             return torch.nn.functional.linear(x, self.weight)
         if x.device.type == "cpu":

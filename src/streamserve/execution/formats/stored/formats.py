@@ -167,8 +167,8 @@ def refuse_dynamic(fields: Fields) -> None:
 
 
 def require(fields: Fields, name: str, *supported: object) -> None:
-    """Raise CheckpointError unless a field has one of the supported values. An absent or null field has the
-    first one."""
+    """Raise CheckpointError unless a field has one of the supported values. An absent or null field counts as
+    the first of these values."""
     value = fields.get(name)
     value = supported[0] if value is None else value
     # Types are compared too: 1 == True in Python. A set of the values would fail for unhashable ones.
