@@ -59,10 +59,10 @@ OPTIONAL_ROUTES: tuple[Route[AppContext], ...] = (
     *RERANK_ROUTES,
     *PAGE_ROUTES,
 )
-"""Routes of optional parts. Without any of them, the others work as before."""
+"""Routes of the optional parts. Leaving out any of these parts does not affect the other routes."""
 
 ERROR_FORMATS = (ANTHROPIC_FORMAT,)
-"""Formats of errors of optional parts. Errors of all other paths have OpenAI's."""
+"""Error formats of the optional APIs. Errors on all other paths have OpenAI's format."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> Starlette
 
 
 def create_app_on_demand(models: Mapping[str, OnDemand], pool: BudgetedPool) -> Starlette:
-    """Build the application over the models of a pool, by their names in the pool. The first one is the
+    """Build the application over the models of a pool, by their names in the pool. The first model is the
     default.
 
     The server's settings are the default model's. Raises TypeError and FolderError as `create_app` does.
@@ -144,7 +144,7 @@ def _context(models: ModelTable) -> AppContext:
 
 
 def generation_endpoints(context: AppContext) -> list[BoundRoute]:
-    """Return the endpoints of OpenAI's API that generate text. Requests of batches may use them, too."""
+    """Return the endpoints of OpenAI's API that generate text. Batches call them, too."""
     return [
         *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
         *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES), response_context(context)),

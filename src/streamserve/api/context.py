@@ -20,8 +20,8 @@ class AppContext:
 
     - `model`: the model that the request names; the default model until that is known (leases.py).
     - `side_thread`: runs work that takes more than a few milliseconds.
-    - `grammar_thread`: converts grammars. Each may take a second; in a separate thread, they delay only each
-      other.
+    - `grammar_thread`: converts grammars. A conversion may take a second; in a separate thread, conversions
+      delay only each other.
     """
 
     models: ModelTable

@@ -21,7 +21,7 @@ from streamserve.text.output import ChoiceDelta, Usage
 class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
-    Its choice indices follow the indices of the prompts before it. `prompt_stream` is its prompt stream, if
+    Its choices are numbered after the choices of the earlier prompts. `prompt_stream` is its prompt stream, if
     there is one; the request's latency then counts from the stream's creation. With `reader`, each choice is
     parsed as a chat reply.
     """
@@ -35,7 +35,7 @@ class GenerationTask:
     reader: NewReader | None = None
 
     def index(self, choice: int) -> int:
-        """Return the index in the reply of one of its choices."""
+        """Return the index that one of this task's choices has in the reply."""
         return self.number * self.params.n + choice
 
 

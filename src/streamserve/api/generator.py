@@ -23,7 +23,7 @@ Item = ChoiceDelta | PromptLogprobs | Pooled | Usage
 
 
 class Health(Protocol):
-    """Whether requests can be served now; if not, why, and when they can be."""
+    """Whether requests can be served now. If they cannot, the reason and the expected wait."""
 
     @property
     def ready(self) -> bool: ...
@@ -192,8 +192,8 @@ class Generator(Protocol):
         """Start workers, and return their names. Raises RequestError if they cannot be added."""
 
     async def remove_workers(self, name: str, within: float = inf) -> Removal:
-        """Remove a worker or pair once its requests have ended. After `within` seconds, they continue at
-        other workers.
+        """Remove a worker or pair once its requests have ended. Requests that are still open after `within`
+        seconds continue on other workers.
 
         Raises RequestError if it cannot be removed.
         """

@@ -83,7 +83,7 @@ class ServingHealth:
 class ModelTable:
     """The models of a server, one or several, by their names in the pool. The first model is the default.
 
-    `collectors` have the metrics of the pool.
+    `collectors` yield the pool's metrics.
     """
 
     entries: Mapping[str, ModelEntry]
@@ -129,8 +129,8 @@ class ModelTable:
         return known
 
     def health(self) -> Health:
-        """Return whether requests are served. They are not before the default model was loaded once, or while
-        a loaded model has no healthy workers."""
+        """Return whether requests are served. The server is not healthy before the default model was loaded
+        once, or while a loaded model has no healthy workers."""
         first = next(iter(self.entries))
         if first not in self.pool.models or not self.pool.models[first].loads:
             return self.entries[first].llm.health()

@@ -16,7 +16,7 @@ from streamserve.api.http.ignored_fields import STRICT, OtherFields, check_param
 JSON = "application/json"
 
 OWN = ("/admin/", "/v1/streams", "/v1/router")
-"""Prefixes of paths that only this server has. Their routes refuse unknown query parameters."""
+"""Prefixes of paths that no other API has. Routes below them refuse unknown query parameters."""
 
 C = TypeVar("C")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -26,8 +26,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Operation:
     """The description of a route for the OpenAPI document: its summary, request and responses.
 
-    - `event`: the type of its stream events; `error`: the type of its errors; `statuses`: their statuses
-      instead of this server's.
+    - `event`: the type of its stream events; `error`: the type of its errors; `statuses`: the statuses that
+      errors get instead of this server's.
     - `others`: how fields are treated that `request` does not have.
     - `parameters`: headers and query parameters.
     - `reply`: the type of the reply; None: the reply is text of the type `media`, or empty if `media` is "".

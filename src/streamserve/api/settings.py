@@ -1,4 +1,4 @@
-"""Settings of the API server: the server's settings, and what is known only when it starts."""
+"""Settings of the API server: the server's settings, and values that are known only when it starts."""
 
 from collections.abc import Mapping
 from functools import cached_property

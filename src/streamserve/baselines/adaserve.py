@@ -104,12 +104,14 @@ def global_greedy(trees: Sequence[TokenTree], left: int) -> Selection:
 
 
 def required_tokens(requirements: Iterable[LatencyRequirement], seconds: float) -> list[float]:
-    """Return A_i of each request for a step of `seconds`."""
+    """Return, for each request, the number of tokens A_i that its latency target requires of a step of
+    `seconds`."""
     return [requirement.tokens(seconds) for requirement in requirements]
 
 
 def add_best(trees: Sequence[TokenTree], selected: Selection, left: int) -> Selection:
-    """Return `selected` with the best `left` of the other nodes added; nodes in ascending order."""
+    """Add the best nodes outside `selected`, at most `left`, to the selected ones; return all in ascending
+    order."""
     taken = [set(nodes) for nodes in selected]
     rest = (
         (-tree.accept[node], number, node)

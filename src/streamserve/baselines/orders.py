@@ -2,7 +2,7 @@
 
 slo            by latency target, then by arrival; one step mixes decoding and prompt chunks
 chunked        by arrival; mixes as slo does, without regard to targets (Sarathi-Serve)
-prefill-first  by arrival; a step holds prompts, or decodes while no prompt can run (vLLM's first)
+prefill-first  by arrival; a step holds prompts, or decodes while no prompt can run (vLLM's first scheduler)
 fcfs           by arrival; the strictest target of decoding sequences limits the batch size
 stta           shortest time to attain: as fcfs, but ordered by the time left until a target is missed
                (both are baselines of AdaServe, section 6.3)

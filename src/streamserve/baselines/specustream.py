@@ -5,8 +5,8 @@
   the magnitude hardly reflects volatility; the depth never goes below its base.
 * *equations* uses equations 10, 15 and 16 for the throughput, which then feeds back into itself.
 * *corrected* stores rates and adapts at every step. A rate is accepted / tested draft tokens: relative to all
-  draft tokens, it would fall with the depth that it determines. It covers at least SAMPLE tested tokens: the
-  rate of a few varies by chance, which is not volatility.
+  draft tokens, it would fall with the depth that it determines. It covers at least SAMPLE tested tokens: a
+  rate over fewer tokens varies by chance, which is not volatility.
 
 No variant takes the cost of verification into account.
 """

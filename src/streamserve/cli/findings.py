@@ -34,7 +34,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: its subject, what was found, and advice unless it is `OK`."""
+    """One line of the report: its subject, the observation, and advice unless the verdict is `OK`."""
 
     verdict: Verdict
     subject: str

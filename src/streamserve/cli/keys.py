@@ -43,7 +43,7 @@ def new_key(
 
 @keys.command("show")
 @exit_on_error()
-def show_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="a key file")]) -> None:
+def show_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="the key file to read")]) -> None:
     """Print the public key of a key file."""
     try:
         typer.echo(read_key_pair(file).public.hex())

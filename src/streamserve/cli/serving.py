@@ -126,8 +126,8 @@ def warn_of_threads(settings: Settings) -> None:
 
 
 def example(llm: AsyncLLM, url: str) -> str:
-    """Return an example request. It asks for an embedding or a score if that is the model's task, else for a
-    stream: of a chat if the model has a chat template."""
+    """Return an example request: for an embedding or a score if that is the model's task; otherwise for a
+    streamed chat or, if the model has no chat template, a streamed completion."""
     body: dict[str, Any] = {"model": llm.served_names[0]}
     if llm.task == "generate":
         body["stream"] = True

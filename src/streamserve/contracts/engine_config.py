@@ -16,8 +16,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - `order`, `prefill_share`: the order of requests and the share of prompts in a step (baselines/orders.py,
       scheduling/prefill.py).
     - `slo_admission`: refuse requests whose latency targets are infeasible (scheduling/feasibility.py).
-    - `eviction`: what happens to the KV of preempted sequences; `swap_blocks`: blocks of the host pool for
-      it.
+    - `eviction`: whether the KV of preempted sequences is swapped or recomputed; `swap_blocks`: blocks of the
+      host pool for it.
     - `check`: check every step (engine/invariants.py).
     """
 

@@ -50,7 +50,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
     * `blocks`: the block table for positions 0 to `start + query_tokens - 1`.
     * Logits are computed for every tree node, and for all of `tokens` if `prompt_logprobs` is set; without
-      both, for no row.
+      these two, no row has logits.
     * `choices`: the output choices that are sampled at the root. At the end of a fresh prompt these are all
       choices of the request, and the tree has one node: the sequence goes on as the first choice, and the
       others fork from it. Later each sequence has one choice.
@@ -100,9 +100,9 @@ class StepPlan:
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
-    """A sampled token. If requested, it has its log-probability and the top ones, of the distribution before
-    processing. `ends`: the token ends the text whatever the parameters say, because its grammar is
-    complete."""
+    """A sampled token. If requested, its log-probability and the highest log-probabilities are included, both
+    from the distribution before processing. `ends`: the token ends the text whatever the parameters say,
+    because its grammar is complete."""
 
     token: int
     logprob: float | None = None

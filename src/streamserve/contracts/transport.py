@@ -56,8 +56,9 @@ class Gate(Protocol):
         ...
 
     def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
-        """Permit no more writes for a reservation, not even of bytes that may still be on the network
-        (`doubtful`). Returns the new address of the memory, if it moves for that."""
+        """Refuse further writes for a reservation. With `doubtful`, bytes that are still on the network are
+        refused, too. Some transports can refuse them only under a new address of the memory; then it is
+        returned."""
         ...
 
 

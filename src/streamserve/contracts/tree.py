@@ -27,7 +27,7 @@ class TokenTree:
     * `draws[node]`: where draft tokens were sampled, the distribution [vocabulary] that the children of
       `node` were drawn from, independently, in their order.
 
-    Trees from outside the process are to be checked with `check`. A step has too many trees to check all.
+    Check trees from outside the process with `check`. A step has too many trees to check all of its trees.
     """
 
     tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Plan a step before the results of the one before are known, so that a device need not wait for the host
+"""Plan a step before the results of the previous step are known, so that a device need not wait for the host
 (async scheduling in vLLM, overlap scheduling in SGLang).
 
     host     plan 1 | launch 1 | plan 2 | launch 2 | results of 1, commit | plan 3 | launch 3 | results of 2 …

@@ -350,8 +350,8 @@ def workload(
     speculation: Speculation,
     averages: RunningAverages,
 ) -> Load:
-    """Return the load of `sequences`, as the feasibility of the sequence `arriving`, whose prompt is
-    complete, is judged by."""
+    """Return the load of `sequences`, by which the feasibility of the sequence `arriving` is judged. Its
+    prompt is complete."""
     deadline = arriving.deadline
     prompts = [sequence for sequence in sequences if not sequence.outputs]
     if order.by_targets and deadline is not None:

@@ -107,6 +107,7 @@ class KVAllocator:
         while (missing := blocks_needed - self._free_after(cached) - self._swap.pending_free) > 0:
             if not self._evict_one(sequence, missing):
                 return False
+        # Blocks of an evicted sequence may become free only after their copies: try again in the next step.
         if blocks_needed > self._free_after(cached):
             return False
         self.evictions.blocks_back += self._swap.back(sequence, cached)
@@ -131,6 +132,7 @@ class KVAllocator:
                 and outranks(other, sequence, above)
             ):
                 shared = self._tables.match(other)
+                # Free blocks that it finds by prefix count, too: attaching takes them from the free list.
                 left -= self._missing(other, shared) + sum(map(self._tables.pool.is_free, shared))
                 if left < 0:
                     return True
@@ -138,7 +140,7 @@ class KVAllocator:
 
     def drop_if_cached(self, sequence: EngineSequence) -> bool:
         """Free a swapped sequence's host blocks if the prefix index has all the KV that they hold; returns
-        whether it has."""
+        whether they were freed."""
         known = len(self._tables.match(sequence)) * self._config.block_size
         if known >= sequence.kv.computed[TARGET]:
             self._swap.forget(sequence)
@@ -154,6 +156,7 @@ class KVAllocator:
         sequence.preempted_at = sequence.outputs
         stream = sequence.stream
         if stream.open and not stream.early and not sequence.todo(idle=False):
+            # Two such streams that do not both fit would otherwise evict each other for ever (MemoryClaim).
             stream.claim = MemoryClaim.NONE
         self.preemptions += 1
         tokens, sending = sequence.kv.computed[TARGET], sequence.status is SequenceStatus.SENDING
@@ -173,6 +176,7 @@ class KVAllocator:
         self._recomputing[sequence.id] = tokens
         self._tables.drop(sequence)
         sequence.become(status_when_dropped(sequence))
+        # Whatever a drafter derived from earlier requests is void (DraftRequest).
         sequence.epoch += 1
 
     def review_claims(self) -> None:

@@ -177,7 +177,7 @@ class KVTransferManager:
         return TransferReport(**totals | {"deferred": self._deferred})
 
     def _observe(self, name: LifecycleEvent, sequence: EngineSequence) -> None:
-        """Pass the event on if it is of a client's request."""
+        """Pass the event on if it concerns a client's request."""
         if sequence.kind is RequestKind.CLIENT:
             self._observer.on_event(name, sequence.request)
 

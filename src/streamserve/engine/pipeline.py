@@ -45,8 +45,8 @@ class StepPipeline:
         self._decoded: set[int] = set()
         """Ids of the last step's sequences, if all of them decoded; otherwise empty."""
         self.interval: float | None = None
-        """Seconds between the ends of the last two steps, if both had decoding sequences alone, and the later
-        step only sequences of the earlier one; otherwise None."""
+        """Seconds between the ends of the last two steps, if both had only decoding sequences, and the later
+        step only sequences of the earlier step; otherwise None."""
         self.steps_ahead = 0
         self.computing_seconds = 0.0
         """Total seconds of the finished steps."""
@@ -85,6 +85,7 @@ class StepPipeline:
             self._async_executor.launch(flight.plan)
         if self.can_follow:
             self._ahead = self._launch_ahead(self._async_executor, flight, speculation, limit)
+        # The journal still names the step before this one, which has ended: its sequences are no suspects.
         if flight.ahead and self._ahead is None:
             self._enter([flight], speculation.step_cost)
 

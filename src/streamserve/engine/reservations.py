@@ -11,10 +11,10 @@ worker for the copy. It gets them in either order, so sequences could wait in a 
 
 A *holder* is a sequence of the prefill worker with a transfer reservation: blocks of the decode worker are
 kept for it until its KV has landed. The rule cuts the edge from H to the blocks that S holds: **a holder
-waits neither for sequences without a reservation, nor for sequences that wait for theirs.** It evicts them,
-whatever their ranks; S is computed again when it has its reservation. So a holder waits only for holders that
-rank higher. The highest-ranked holder waits for none: it is computed, its KV lands, and its blocks on the
-prefill worker become free for others.
+waits neither for sequences without a reservation, nor for sequences that still wait for a reservation.** It
+evicts them, whatever their ranks; S is computed again when it has its reservation. So a holder waits only for
+holders that rank higher. The highest-ranked holder waits for none: it is computed, its KV lands, and its
+blocks on the prefill worker become free for others.
 
 Cache copies (KV write-backs, and the KV of a prompt stream that is still open) go in both directions. They
 close no circle: a copy begins only if all its blocks are cached, so with its reservation it waits for the
@@ -31,7 +31,7 @@ from streamserve.engine.status import SequenceStatus, TransferRole
 
 
 def is_holder(sequence: EngineSequence) -> bool:
-    """Whether another worker keeps blocks for the sequence's KV, and a request waits for that KV."""
+    """Whether another worker keeps blocks for the sequence's KV, and a client's request waits for this KV."""
     return sequence.transfer.has_reservation and sequence.transfer.role is not TransferRole.COPY
 
 
@@ -40,8 +40,8 @@ def evictable(
 ) -> list[EngineSequence]:
     """Return the sequences that may be evicted for `sequence`; the last one is evicted first. A holder may
     evict all sequences except higher-ranked holders. Any other sequence may evict lower-ranked sequences that
-    are no holders. `ranked` has the schedulable sequences, highest rank first; `sequences` are all of the
-    worker."""
+    are not holders. `ranked` has the schedulable sequences, highest rank first; `sequences` has all sequences
+    of the worker."""
     index = ranked.index(sequence)
     if is_holder(sequence):
         below = [other for other in ranked[:index] if not is_holder(other)] + list(ranked[index + 1 :])
@@ -55,8 +55,8 @@ def evictable(
 
 
 def outranks(other: EngineSequence, sequence: EngineSequence, ranks_higher: bool) -> bool:
-    """Whether `other` gets blocks before `sequence`. Holders come before sequences that are none; among
-    equals `ranks_higher` says whether `other` ranks higher."""
+    """Whether `other` gets blocks before `sequence`. Holders come before other sequences; between two holders
+    or two other sequences `ranks_higher` says whether `other` ranks higher."""
     holds = is_holder(other)
     return holds if holds != is_holder(sequence) else ranks_higher
 

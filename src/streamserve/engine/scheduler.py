@@ -169,6 +169,8 @@ class Scheduler:
         elif not waiting:
             sequence.passed_over = True
         elif todo:
+            # It got no block: give the cached ones back, and let no later sequence take the memory that it
+            # waits for.
             self.tables.drop(sequence)
             step.admission_open = False
         else:  # all of it was cached: it holds the blocks, and computes the next part of its stream
@@ -196,6 +198,7 @@ class Scheduler:
         self.allocator.begin(candidates.ranked, step.proposals, candidates.idle)
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
             self.allocator.preempt_lowest()
+        # A decoding sequence waits for no prefix, so steps that only decode need no hashes.
         if len(decoding) < len(candidates.service_order):
             for other in candidates.service_order:
                 if other.status is SequenceStatus.RUNNING:
@@ -229,6 +232,7 @@ class Scheduler:
             step.admission_open = step.prefix_waits_left > 0
             return None
         if sequence.status is SequenceStatus.SWAPPED and not self.allocator.drop_if_cached(sequence):
+            # A sequence that must yield leaves admission open, so that the sequences it yields to can start.
             if not self.allocator.must_yield(sequence) and not self.allocator.swap_in(sequence):
                 step.admission_open = False
             return None
@@ -288,9 +292,11 @@ class Scheduler:
             sequence = proposal.sequence
             self.tables.trim(sequence, chunk + (len(tree) - 1 if tree else 0))
             if not chunk:
+                # The budget left no token for it, and `trim` has freed the blocks of this step.
                 if not sequence.kv.blocks:
                     sequence.become(SequenceStatus.WAITING)
                 continue
+            # A prompt stream is not sampled before it is answered: its state is sent then.
             if (sequence.state_stale or not sequence.state_sent) and (
                 sequence.stream.early or not sequence.stream.open
             ):

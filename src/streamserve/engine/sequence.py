@@ -86,7 +86,7 @@ class PromptStreamState:
     * `survival`: the share of the prompt that is expected to survive its next edit.
     * `progress_at`: when the latest Progress event was sent.
     * `final_event`: the final event of an early answer, held back until the prompt is finished.
-    * `claim`: its claim to memory.
+    * `claim`: the memory that the stream may take.
     """
 
     open: bool = False
@@ -126,8 +126,7 @@ class EngineSequence:
     `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
     choices. They fork when the prompt is computed, and then each sequence has one. `adapter`: the LoRA
     adapter that computes it, by the hash of its files; empty: none. `kind`: what its request is for.
-    `check`: an illegal change of status
-    raises.
+    `check`: whether an illegal change of status raises StatusError.
     """
 
     id: int
@@ -149,14 +148,15 @@ class EngineSequence:
     """Whether it was left out when a step last considered it: for lack of memory or sequence slots, or
     because another sequence computes its next block."""
     cached_at_start: int | None = None
-    """Number of its tokens that were cached when it was admitted; None after its first step."""
+    """Number of the sequence's tokens that were cached when it was admitted; None after its first step."""
     aged_in: bool = False
-    """Whether it was aged in: admitted although other requests may miss their targets by that."""
+    """Whether the sequence was aged in: admitted although other requests may miss their targets because of
+    it."""
     preempted_at: int = -1
-    """Number of outputs when it was last preempted; -1: never."""
+    """Number of outputs when the sequence was last preempted; -1: never."""
     lookup_counted: bool = False
-    """Whether the prefix cache statistics contain its request. They count the cached tokens when a request is
-    scheduled for the first time, not the tokens that it finds again after a preemption."""
+    """Whether the prefix cache statistics contain the sequence's request. They count the cached tokens when a
+    request is scheduled for the first time, not the tokens that it finds again after a preemption."""
     prompt_logprobs_done: bool = True
     prompt_logprobs_sent: int = 0
     epoch: int = 0
@@ -217,7 +217,7 @@ class EngineSequence:
 
     @property
     def streamed(self) -> bool:
-        """Whether its prompt is, or was, a prompt stream."""
+        """Whether the sequence's prompt is, or was, a prompt stream."""
         return self.stream.open or self.stream.finished_at is not None
 
     @property
@@ -238,7 +238,7 @@ class EngineSequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether it lacks only the KV of its last token, and is to be sampled."""
+        """Whether the sequence lacks only the KV of its last token, and is to be sampled."""
         stream = self.stream
         sampled = stream.final_event is None and (not stream.open or stream.early)
         return (
@@ -253,8 +253,8 @@ class EngineSequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether this worker generates its output tokens: its KV is not sent away, and it does not only fill
-        the cache (`max_tokens` 0)."""
+        """Whether this worker generates the sequence's output tokens: the KV is not sent away, and the
+        request does not only fill the cache (`max_tokens` 0)."""
         return not self.transfer.role.sends and self.params.max_tokens != 0
 
     @property
@@ -265,15 +265,17 @@ class EngineSequence:
 
     @property
     def deadline(self) -> float | None:
-        """When its first token is due, on the engine's clock. None without a target, after the first token,
-        and while the prompt is open: the time to first token counts from the end of the prompt."""
+        """When the sequence's first token is due, on the engine's clock. None without a target, after the
+        first token, and while the prompt is open: the time to first token counts from the end of the
+        prompt."""
         ttft = self.params.slo.ttft_ms
         return None if ttft is None or self.outputs or self.stream.open else self.completed_at + ttft / 1000
 
     @property
     def requirement(self) -> LatencyRequirement:
-        """The requirement of its target for the time per output token on this step. There is none before the
-        first token, nor if the first token was late: then the request has already missed its targets."""
+        """The requirement of the request's target for the time per output token on this step. There is none
+        before the first token, nor if the first token was late: then the request has already missed its
+        targets."""
         tpot = self.params.slo.tpot_ms
         if tpot is None or not self.outputs:
             return NO_REQUIREMENT
@@ -288,8 +290,8 @@ class EngineSequence:
         return ttft is not None and not self.stream.open and now > self.completed_at + ttft / 1000
 
     def tpot(self, now: float) -> float | None:
-        """Return its target for the time per output token, in seconds; inf if it has missed its target for
-        the first token, None if it has no target."""
+        """Return the request's target for the time per output token, in seconds; inf if the target for the
+        first token was missed, None without a target."""
         tpot = self.params.slo.tpot_ms
         if tpot is None:
             return None
@@ -308,7 +310,7 @@ class EngineSequence:
         clock.seconds = max(0.0, now - clock.first_token_at)
 
     def outputs_left(self, max_model_len: int) -> int:
-        """Return the number of tokens that it may still output."""
+        """Return the number of tokens that the sequence may still output."""
         left = max_model_len - len(self.tokens)
         limit = self.params.max_tokens
         return left if limit is None else min(left, limit - self.outputs)

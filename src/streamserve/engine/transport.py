@@ -42,7 +42,8 @@ class _Sending:
 
 
 class Outgoing:
-    """The sending side: pushes KV as it is computed, and reports when all of it has landed."""
+    """The sending side of KV transfers: pushes KV as it is computed, and reports when all of it has
+    landed."""
 
     def __init__(
         self, transport: Transport, pool: BlockPool, block_size: int, clock: Callable[[], float]
@@ -227,7 +228,8 @@ def _complete(sending: _Sending) -> bool:
 
 
 class Incoming:
-    """The receiving side: the sequence that waits for each reservation, and the blocks in quarantine."""
+    """The receiving side of KV transfers: the sequence that waits for each reservation, and the blocks in
+    quarantine."""
 
     def __init__(
         self,
@@ -342,7 +344,7 @@ class Incoming:
                 return
 
     def release(self, reservation_id: str, doubtful: bool = False) -> EngineSequence | None:
-        """End a reservation to whose blocks no worker writes any more, and release its quarantine. If that is
+        """End a reservation to whose blocks no worker writes any more, and release its quarantine. With
         `doubtful`, bytes may still be on the network. Returns the sequence that waits for it, if any."""
         self._close(reservation_id, doubtful)
         self._pool.release(self._quarantine.pop(reservation_id, []))

@@ -1,4 +1,4 @@
-"""Admission control: whether one more request may be accepted, and when to retry if not."""
+"""Admission control: whether one more request may be accepted, and if it is refused, when to retry."""
 
 from streamserve.fleet.events import Open
 from streamserve.fleet.rate import Rate

@@ -1,5 +1,5 @@
-"""Questions about the workers' present states: can requests be served, by which workers, and when again if
-not. Answers change nothing."""
+"""Questions about the workers' present states: whether requests can be served, by which workers, and if not,
+how long that will take. Answering a question changes nothing."""
 
 import contextlib
 from collections.abc import Callable, Container, Mapping

@@ -142,6 +142,7 @@ class Dispatcher:
         if strictest is None or not others:
             return False
         step = decode.decode_seconds(len(others) + 1)
+        # Without step costs nothing can be predicted: wait for the decode worker.
         return step is None or step > BUSY * strictest / 1000
 
     def _route(

@@ -15,13 +15,13 @@ Ending = Literal["fault", "outside", "unclear"]
 
 - fault: by itself, or killed by the kernel for lack of memory.
 - outside: it was asked to end.
-- unclear: it was killed or lost; what it computed may be the cause.
+- unclear: it was killed or lost; the requests that it computed may be the cause.
 """
 
 
 class Open(GenerateRequest, frozen=True, kw_only=True):
     """A client's new request. A prompt stream is routed as a prompt of at least `expected_tokens`. If `keep`
-    is set, outputs that workers have kept for the head before under this digest are looked for, too."""
+    is set, the outputs that workers have kept under this digest, for an earlier head, are looked for."""
 
     expected_tokens: int = 0
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MAX_OUTPUTS, MAX_BYTES = 4 * MAX_KEPT_OUTPUTS, 2 * MAX_KEPT_BYTES
 Kept = Mapping[int, Sequence[KeptToken]]
-"""The first tokens of each choice."""
+"""The first output tokens of a request, by choice."""
 NOTHING: Kept = {}
 
 
@@ -65,8 +65,7 @@ class KeptOutputStore:
 
     def find(self, model: str, request: Open, now: float) -> Kept:
         """Return the kept tokens with which a request to this model can begin, for each choice that has any.
-        If the request asks for log-probabilities, tokens from the first one without them on are computed
-        again."""
+        If the request asks for log-probabilities, kept tokens are used up to the first token without them."""
         self.expire(now)
         output = self._outputs.get((model, request.keep)) if request.keep else None
         if output is None or request.open:

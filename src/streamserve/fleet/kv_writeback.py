@@ -10,7 +10,7 @@ from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.messages import RequestKind
 
 MAX_WRITEBACKS = 16
-"""The maximum number of concurrent write-backs; further ones are skipped."""
+"""The maximum number of concurrent write-backs; further write-backs are skipped."""
 
 
 class WritebackManager:

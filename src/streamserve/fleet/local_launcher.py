@@ -15,8 +15,8 @@ from streamserve.protocol.config import WorkerConfig
 
 
 class LocalLauncher:
-    """Starts `workers` with `launch`. By default, they share the memory of their weights, and are forked
-    where possible if `fork`. Messages go through the `control` socket."""
+    """Starts `workers` with `launch`. By default, the workers share the memory of their weights. With `fork`,
+    they are forked where possible. Messages go through the `control` socket."""
 
     def __init__(
         self, workers: Mapping[str, ProcessState[Any]], launch: Launch | None = None, fork: bool = True

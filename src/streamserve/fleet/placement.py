@@ -143,6 +143,7 @@ class Placement:
             )
 
         ready = Where(takes)
+        # Leaving workers get the request only if the others cannot serve.
         usable = (one for one in (availability.placing, availability.topology) if one.complete(ready))
         topology = next(usable, None)
         if topology is None:
@@ -161,6 +162,7 @@ class Placement:
             front, back = stay
             self._overrule(steps, stay, "stays: moving costs more than it gains")
         known = self.view.cached(front, hashes) * self._availability.workers[front].block_size
+        # Not computed yet, but requests with this prefix should already find it there.
         self._learn(front, hashes)
         return WorkerRoute(front, back, max(len(request.opened.prompt) - known, 1))
 
@@ -262,6 +264,7 @@ class Placement:
             return front, self._route(request, decode, hashes, now)[1]
         _, back = self._route(request, decode, hashes, now, self._pool_turn)
         chosen = self._route(request, whole + [(name, back) for name in prefill], hashes, now)
+        # Equal decode workers take turns: a turn counts only if its worker was taken.
         self._pool_turn += chosen[1] == back
         return chosen
 

@@ -91,7 +91,7 @@ class ProcessState(Generic[Ready]):
     - `error`: why its last process ended.
     - `failure`: set if it could not serve at all at its first start.
     - `misfit`: it has loaded another model than the others.
-    - `condemned`: if it is to be killed, how its end counts.
+    - `condemned`: how its end counts if it is to be killed; None if it is not.
     """
 
     incarnation: int = 1
@@ -112,7 +112,7 @@ class ProcessState(Generic[Ready]):
 
     @property
     def healthy(self) -> bool:
-        """Whether it is ready and not stuck."""
+        """Whether the process is ready and not stuck."""
         return self.ready is not None and not self.stuck
 
     @property
@@ -121,7 +121,7 @@ class ProcessState(Generic[Ready]):
         return self.failure is not None or (self.ready is None and self.failed_starts >= GIVE_UP_STARTS)
 
     def starts(self, at: float) -> None:
-        """Record that its process starts at a time."""
+        """Record that the process starts at a time."""
         self.heard_at = self.starts_at = at
 
     def hear(self, now: float) -> None:
@@ -129,7 +129,7 @@ class ProcessState(Generic[Ready]):
         self.heard_at, self.stuck = now, False
 
     def join(self, ready: Ready, now: float) -> None:
-        """Record that it has loaded its model."""
+        """Record that the process has loaded its model."""
         self.ready = ready
         self.ready_at, self.load_seconds = now, max(0.0, now - self.starts_at)
         self.failed_starts, self.error, self.misfit = 0, "", False
@@ -178,6 +178,7 @@ class ProcessState(Generic[Ready]):
         self.stuck = self.ready is not None and quiet > limit
         working = busy or self.ready is None or (beat is not None and beat.in_step)
         longest = limit if working else policy.idle_factor * limit
+        # Before a start, and after a final failure, there is no process to kill.
         if quiet <= longest or now <= self.starts_at or self.failure:
             return False
         reason = _standing_still(beat, quiet, alive, self.ready is None)
@@ -212,6 +213,7 @@ class ProcessState(Generic[Ready]):
             return now - heard, limit, False
         still = now - max(heard, beat.moved_at)
         silent = min(still, now - max(heard, beat.at))
+        # Without a sign of life the process itself stands still, however long its step may take.
         if silent > limit:
             return silent, limit, False
         return still, max(limit, PROGRESS_FACTOR * beat.predicted), True

@@ -23,7 +23,7 @@ from streamserve.fleet.events import Ending
 from streamserve.fleet.requests import OpenRequest
 
 UNEXPLAINED = 3
-"""Deaths of its worker outside any step after which a request becomes a suspect all the same."""
+"""A request also becomes a suspect after this many deaths of its worker outside any step."""
 
 CLEARED = 3
 """If each suspect of a lost step has been cleared this many times, all requests at the worker become
@@ -113,6 +113,7 @@ class Quarantine:
         """Process the death of a worker. `affected` requests depended on it. `suspects` are the attempts in
         the lost step, None if unknown. Return whether a request is blamed, and the requests to refuse."""
         tried = self.trial if self.trial and worker in self.trial.workers else None
+        # Asked to end, so its requests are not at fault: an interrupted trial is repeated.
         if ending == "outside":
             if tried:
                 self.trial = None
@@ -121,6 +122,7 @@ class Quarantine:
         named = [r for r in affected if suspects is None or r.attempt in suspects]
         if tried:
             return self._trial_died(tried, affected, named, ending)
+        # It died outside any step. A request that this happens to repeatedly becomes a suspect all the same.
         if not named:
             for request in affected:
                 request.suspicion.unexplained += 1
@@ -169,6 +171,7 @@ class Quarantine:
         trial = self.trial
         if trial is None or request.name not in trial.pending:
             return
+        # Cleared before, and a suspect again: its fault depends on co-batched requests, which a trial lacks.
         if trial.alone and request.suspicion.cleared and not request.opened.open:
             return
         request.suspicion.cleared += 1
@@ -183,7 +186,7 @@ class Quarantine:
                 self.trial = None
 
     def moves(self, workers: frozenset[str]) -> None:
-        """Hold further trials on other workers."""
+        """Set the workers on which further trials are held."""
         if self.workers:
             self.workers = workers
 
@@ -202,6 +205,7 @@ class Quarantine:
         accused = [r for r in pending if r in named] or [r for r in members if r in named] or members
         if not accused:
             return False, []
+        # Groups of one split explain the same death, and one explanation is enough.
         self._groups = deque(group for group in self._groups if group.split != trial.group.split)
         convicted = self._strike(accused, ending, trial.alone)
         self._groups.extendleft(reversed(self._split([r for r in accused if r not in convicted])))

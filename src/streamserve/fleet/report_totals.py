@@ -19,7 +19,8 @@ def total(reports: Iterable[Report]) -> Report | None:
 
 
 def counted(report: Report) -> Report:
-    """Return what a worker that has ended leaves of its report: the counters, without its state."""
+    """Return the part of a report that still counts after its worker has ended: the counters, without the
+    state."""
     return _without_state(report)
 
 

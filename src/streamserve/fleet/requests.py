@@ -33,7 +33,7 @@ from streamserve.protocol.sampling import MAX_CHOICES, SamplingParams, Speculati
 UNSPECULATED = SpeculationLimits(enabled=False)
 NO_CHOICES: frozenset[int] = frozenset()
 Outputs = Mapping[int, list[int]]
-"""The tokens of each choice."""
+"""The output tokens of a request, by choice."""
 
 
 @lru_cache(maxsize=MAX_CHOICES)
@@ -54,7 +54,7 @@ class GapError(Exception):
 class Arriving:
     """The state of a prompt that still arrives; all counts are tokens from its start.
 
-    - `computed`: computed by its worker; `pushed`: in its decode worker's cache.
+    - `computed`: tokens computed by its worker; `pushed`: tokens in its decode worker's cache.
     - `push`: name of the cache copy in progress; `push_end`: what will be `pushed` once it has landed.
     - `push_failed`: no more pushes until the next edit.
     """
@@ -119,9 +119,9 @@ class OpenRequest:
 
     `opened` holds the latest prompt. `since` is when the client began to wait for the first token: when the
     request arrived, or when its prompt stream was finished. `arriving` says how far a prompt stream is
-    computed. After an edit of a prompt that is answered early, the worker's tokens belong to an
-    older version until the worker confirms version `awaited_version`, which is then cleared. `kind`: a cache
-    copy is a request too, of no client.
+    computed. After an edit of a prompt that is answered early, the worker's tokens belong to an older version
+    until the worker confirms version `awaited_version`, which is then cleared. `kind`: what the request is
+    for; cache copies are requests without a client.
     """
 
     opened: Open
@@ -146,13 +146,13 @@ class OpenRequest:
 
     @property
     def name(self) -> str:
-        """The request's id."""
+        """The request's id, under which workers and clients know the request."""
         return self.opened.request
 
     @property
     def cache_salt(self) -> str:
-        """The cache namespace that separates its KV from other requests' KV. An isolated request has a unique
-        one."""
+        """The cache namespace that separates this request's KV from other requests' KV. An isolated request
+        has a unique namespace."""
         salt = self.opened.cache_salt
         return f"{salt}\0isolated\0{self.name}" if self.isolated else salt
 
@@ -181,13 +181,13 @@ class OpenRequest:
 
     @property
     def placeable(self) -> bool:
-        """Whether enough is known to route it. A prompt stream needs content besides the tail that every
-        prompt may have."""
+        """Whether enough of the prompt is known to route the request. A prompt stream needs content besides
+        the tail that every prompt may have."""
         return not self.opened.open or len(self.opened.prompt) > self.opened.tail
 
     @property
     def workers(self) -> set[str]:
-        """The workers that may hold state for it."""
+        """The workers that may hold state for this request."""
         return {name for name in (self.worker, self.decode) if name}
 
     def depends_on(self, worker: str) -> bool:
@@ -320,6 +320,7 @@ class OpenRequest:
         if isinstance(event, Finished):
             self._end(event.choice)
             return event
+        # Output for the prompt before the edit, which the worker has not confirmed yet.
         if self.awaited_version is not None:
             return None
         if isinstance(event, DraftVerified):
@@ -329,6 +330,7 @@ class OpenRequest:
             raise GapError(f"token {event.index} of choice {event.choice} came after {len(delivered)} tokens")
         if event.index < len(delivered):
             return None
+        # Before the first token the mapping is shared by all requests (no_outputs): copy it, then append.
         if delivered:
             delivered.append(event.token)
         else:

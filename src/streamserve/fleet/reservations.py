@@ -84,6 +84,7 @@ class ReservationBook:
             self._resend(worker, reported)
         if request is None:
             return None
+        # The writer has ended a transfer that is not stored here, so no Join would ever follow.
         unknown = entry is None and worker == request.worker and bool(request.transferring)
         again = bool(arrived) or unknown or worker == request.decode
         return request if again else None

@@ -185,14 +185,14 @@ class FleetRuntime:
 
     async def add_workers(self, names: tuple[str, ...]) -> None:
         """Start further workers, which get requests once they are ready. Raises RequestError if they cannot
-        be added; then none is."""
+        be added; in that case no worker is added."""
         self.fleet.scaling.after_adding(names)
         await self.driver.handle(AddWorkers(names))
 
     async def remove_workers(self, names: tuple[str, ...], within: float) -> int:
         """Remove workers once they have no requests; requests that still run after `within` seconds continue
         at other workers. Return the number of open requests at the removed workers. Raises RequestError if
-        the workers cannot be removed; then none is."""
+        the workers cannot be removed; in that case no worker is removed."""
         self.fleet.scaling.after_removing(names)
         await self.driver.handle(RemoveWorkers(names, within))
         requests = self.fleet.requests.values()

@@ -35,7 +35,8 @@ class WorkerSupervisor:
         self.adopted = 0
         """Number of workers that served another head before."""
         self.served: Ready | None = None
-        """The message of the worker that joined last: all workers have loaded the same model."""
+        """The ready message of the worker that joined last. It describes the model, which is the same for all
+        workers."""
         self.ended: Report | None = None
         """Sum of the counters of workers that have ended: the fleet's sums must never fall."""
         self.commands = commands

@@ -30,8 +30,8 @@ from streamserve.system.oom_kills import oom_kills, rose
 
 STOP_SECONDS = 10.0
 LIFE_SECONDS = 2.0
-"""A worker that is exiting is killed after this many seconds without a sign of life. It gives four a
-second."""
+"""A worker that is exiting is killed after this many seconds without a sign of life. A worker gives four
+signs of life a second."""
 LOOK_SECONDS = 5.0
 """Seconds between two readings of the kernel's counters of processes killed for lack of memory."""
 UNKILLABLE_SECONDS = 10.0
@@ -61,7 +61,7 @@ class WorkerProcess:
         return self._process.pid
 
     def beat(self) -> Heartbeat | None:
-        """Return its last sign of life; None once it has ended."""
+        """Return the process's last sign of life; None once the process has ended."""
         if self._journal.closed:
             return None
         entry = read_journal(self._journal)

@@ -56,7 +56,7 @@ class WorkerState(ProcessState[Ready]):
 
     @property
     def blocks(self) -> int:
-        """Number of its KV blocks; 0 before it is ready."""
+        """Number of the worker's KV blocks; 0 before the worker is ready."""
         return self.ready.num_blocks if self.ready else 0
 
     @property

@@ -30,7 +30,7 @@ class Metadata:
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
         """Return an integer from `minimum` to `maximum`, or `default` where the entry is missing. Raises
-        CheckpointError where neither exists, or the value is another."""
+        CheckpointError if there is neither an entry nor a default, or if the value is not such an integer."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             self.refuse(key, f"must be an integer from {minimum} to {maximum}, not {shown(value)}")
@@ -40,7 +40,7 @@ class Metadata:
         self, key: str, default: float | None = None, minimum: float = 1e-30, maximum: float = 1e30
     ) -> float:
         """Return a number from `minimum` to `maximum`, or `default` where the entry is missing. Raises
-        CheckpointError where neither exists, or the value is another."""
+        CheckpointError if there is neither an entry nor a default, or if the value is not such a number."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
             self.refuse(
@@ -56,8 +56,8 @@ class Metadata:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a string, or `default` where the entry is missing. Raises CheckpointError where neither
-        exists, or the value is no string."""
+        """Return a string, or `default` where the entry is missing. Raises CheckpointError if there is
+        neither an entry nor a default, or if the value is not a string."""
         value = self._present(key, default)
         if not isinstance(value, str):
             self.refuse(key, f"must be a string, not {shown(value)}")

@@ -11,8 +11,8 @@ PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def gguf_file(path: Path) -> Path | None:
-    """Return the GGUF file that `path` is, or that is in the folder `path`: of a split model the first part.
-    None for any other path, and for a folder with a config.json, which is in Hugging Face layout.
+    """Return the GGUF file that `path` is, or the one in the folder `path`; for a split model, its first
+    part. None for any other path, and for a folder with a config.json, which is in Hugging Face layout.
 
     Raises CheckpointError for a later part, for a folder with several models, and for a folder that cannot be
     listed."""

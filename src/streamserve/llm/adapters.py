@@ -1,4 +1,5 @@
-"""The LoRA adapters that requests may name. They are loaded at the start or while serving, and unloaded."""
+"""The LoRA adapters that requests may name: loaded at the start or while serving, and unloaded while
+serving."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

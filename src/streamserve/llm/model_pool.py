@@ -48,7 +48,7 @@ class Loadable(Protocol):
 class PooledModel:
     """One model of a pool: how to load it, its size, and its state.
 
-    - `size`: in bytes.
+    - `size`: the memory that it takes, in bytes.
     - `idle_seconds`: seconds without a request after which it is unloaded; None: only if other models need
       its memory.
     - `users`: number of requests and prompt streams that use it.

@@ -24,7 +24,8 @@ MAX_WEIGHT_BYTES = 16 << 30
 """Maximum size of an adapter's weights, while the limits of a server are not known yet."""
 
 FILE_FACTOR = 2
-"""A file may hold float32 numbers for a model that computes in 16 bits."""
+"""Maximum size of an adapter's file relative to its matrices in memory: a file may hold float32 numbers for a
+model that computes in 16 bits."""
 
 MAX_WIDTH = 1 << 20
 """Maximum inputs and outputs of an adapted module: more than any model has."""

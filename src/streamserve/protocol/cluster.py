@@ -40,7 +40,7 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
 
 class Challenge(msgspec.Struct, tag=True, frozen=True):
     """Register with this number, which is valid once. The head with the highest `epoch` is the present
-    one."""
+    head."""
 
     nonce: Token
     epoch: Number
@@ -49,7 +49,7 @@ class Challenge(msgspec.Struct, tag=True, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     """An agent's machine.
 
-    - `name`: for people.
+    - `name`: the machine's name, shown to people.
     - `identity`: processes with equal identities can share memory.
     - `address`: where other machines reach it.
     - `slots`: the maximum number of workers.

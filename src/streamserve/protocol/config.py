@@ -255,16 +255,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - `host`: the name of its machine. It is number `host_number` of `host_workers` workers there, which share
       memory and GPUs evenly.
     - `reports_prefixes`: report cached prefixes, because requests can also go to other workers.
-    - `kv_network`: how KV goes over TCP.
+    - `kv_network`: keys and address for KV over TCP.
     - `trace`: report lifecycle events and steps with their times.
-    - `leased`: read from standard input, after this configuration, until when the worker may run.
+    - `leased`: after this configuration, the worker reads from standard input the time until which it may
+      run.
     - `clock_offset`: seconds by which the server's clock, in which the worker reports times, is ahead of this
       machine's.
     - `journal`: inherited descriptor of the memory for its journal; -1: none.
     - `weights`: inherited descriptors of the memory for the weights of the target and of a draft model,
       shared by all workers of the host; empty: the worker keeps a separate copy.
     - `crash_folder`: the folder for its crash report; empty: none is written.
-    - `expected`: fingerprint of the model that the other workers have loaded; empty: none has.
+    - `expected`: fingerprint of the model that the other workers have loaded; empty: no worker has loaded
+      one.
     """
 
     worker: str

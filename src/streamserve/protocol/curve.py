@@ -45,7 +45,7 @@ class Endpoint:
 
     @property
     def loopback(self) -> bool:
-        """Whether it is reachable from this machine only."""
+        """Whether only this machine can reach the address."""
         name = self.host.strip("[]")
         if name == "localhost":
             return True

@@ -158,7 +158,7 @@ class Bye(msgspec.Struct, tag=True, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
-    """A speculation.tree.TokenTree; its root is the sequence's last token."""
+    """A contracts.tree.TokenTree; its root is the sequence's last token."""
 
     tokens: Annotated[tuple[int, ...], Nodes]
     parents: Annotated[tuple[int, ...], Nodes]
@@ -293,8 +293,8 @@ class DraftReport(msgspec.Struct, tag=True, frozen=True, kw_only=True):
       and `communication_seconds` (t_c) in it, `plain_seconds` of a target's step without draft tokens, `beta`
       (acceptance), `progress` (tokens of a round).
     - Predictions of the model for `active` targets: N_full, N_max, round, idle time, load.
-    - `cold_seconds`, `warm_seconds`: of an answer per tree level after an idle gap, without and with dummy
-      passes; 0 if unknown. `keeping_warm`: whether dummy passes are made.
+    - `cold_seconds`, `warm_seconds`: seconds of an answer per tree level after an idle gap, without and with
+      dummy passes; 0 if unknown. `keeping_warm`: whether dummy passes are made.
     """
 
     at: float

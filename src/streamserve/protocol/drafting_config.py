@@ -16,8 +16,8 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     key: Annotated[
         str | None,
         about(
-            "file with the service's key (see `streamserve keys new`), with --clients; required unless "
-            "--listen is a loopback address"
+            "file with the service's key (see `streamserve keys new`); --clients must be given too; "
+            "required unless --listen is a loopback address"
         ),
     ] = None
     clients: Annotated[

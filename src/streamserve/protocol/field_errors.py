@@ -11,8 +11,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class InvalidField(ValueError):
-    """A field with an invalid value. Its message is the field's name, the invalid `entry` of it, if that is
-    one ("[5]"), and the reason."""
+    """A field with an invalid value. The message consists of the field's name, the position of its invalid
+    entry if it is a list (`entry`, such as "[5]"), and the reason."""
 
     def __init__(self, field: str, reason: str, entry: str = "") -> None:
         super().__init__(f"{field}{entry} {reason}")
@@ -25,13 +25,14 @@ class InvalidField(ValueError):
 
 
 class InvalidFieldType(InvalidField, TypeError):
-    """A field with a value of another type."""
+    """A field whose value has a wrong type."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A value that msgspec could not convert. `path` is where it is, such as messages[0].role, and empty if
-    msgspec does not say it; `field` is the first name in it, or that of the `missing` field."""
+    """A value that msgspec could not convert. `path` is the place of the value, such as messages[0].role;
+    empty if msgspec does not name it. `field` is the first name in the path, or the name of the field that is
+    `missing`."""
 
     text: str
     reason: str
@@ -41,7 +42,8 @@ class Mismatch:
 
 
 def mismatch_of(error: msgspec.ValidationError) -> Mismatch:
-    """Return what an error of msgspec is about, which it has only as text."""
+    """Return the place and the reason of a msgspec error, parsed from its text: the error has no other form
+    of them."""
     text = str(error)
     match = _LOCATED.fullmatch(text)
     assert match is not None, "every text matches"

@@ -53,7 +53,7 @@ def tenants(entries: Iterable[str]) -> dict[str, str]:
 
 
 def matches(shown: str, digests: Collection[str]) -> bool:
-    """Return whether `shown` is one of the keys. The time does not depend on which key it is, or whether it
-    is one. A digest is not accepted as a key."""
+    """Return whether `shown` is one of the keys. The comparison takes the same time for every `shown`, so
+    that time reveals nothing about the keys. A digest is not accepted as a key."""
     shown_digest = PREFIX + hashlib.sha256(shown.encode("utf-8", "surrogateescape")).hexdigest()
     return sum(hmac.compare_digest(shown_digest, known) for known in digests) > 0

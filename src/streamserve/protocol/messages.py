@@ -80,7 +80,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     keep: bytes = b""
 
     def fields(self) -> dict[str, Any]:
-        """Return these fields by name, without those of a struct that extends this one."""
+        """Return the fields of GenerateRequest by name, without further fields of a struct that extends
+        it."""
         return {name: getattr(self, name) for name in GenerateRequest.__struct_fields__}
 
 
@@ -288,7 +289,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"
     """Data type of the KV cache; auto: `dtype`."""
     backend: str = ""
-    """Implementation and instructions that compute it."""
+    """The implementation that computes the model, and the processor instructions that it uses."""
     notice: str = ""
     """A notice about the model for users; empty if there is none."""
     numerics_class: str = ""

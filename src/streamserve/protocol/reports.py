@@ -1,6 +1,6 @@
 """A worker's reports, sent twice a second: its state, and counters since its start.
 
-Each field declares how those of several workers are merged (fleet/report_totals.py).
+Each field declares how its values of several workers are merged (fleet/report_totals.py).
 """
 
 from enum import Enum, auto
@@ -22,11 +22,11 @@ class Merge(Enum):
     COUNTERS_BY_KEY = auto()
     """The sum of each entry of a dictionary; an absent entry is 0."""
     STATE = auto()
-    """The sum of what each worker has now."""
+    """The sum of the present values of all workers."""
     LONGEST_STATE = auto()
     """The maximum: times that pass at all workers together are not added."""
     FIELDS = auto()
-    """A report within the report, or None: merged field by field, of the workers that have it."""
+    """A report within the report, or None: it is merged field by field, over the workers that have it."""
 
 
 Count = Annotated[int, Merge.COUNTER]
@@ -37,7 +37,7 @@ Present = Annotated[int, Merge.STATE]
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculation so far, of a worker that has a drafter.
+    """Counts of speculation so far, for a worker that has a drafter.
 
     - `drafts`, `drafted`: draft trees, and draft tokens in them; `verified`: draft tokens verified.
     - `accepted`: draft tokens that became outputs, so none after an end-of-text or stop token.
@@ -120,10 +120,10 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 
     - `handed_over`, `received`: sequences of requests, sent and received.
     - `arriving_copies`: copies sent of prompts that still arrive; `writebacks`: copies sent of finished
-      requests; `received_copies`: copies received, of both kinds.
+      requests; `received_copies`: copies of either kind received.
     - `failed`: transfers of all kinds that failed.
-    - `sent_bytes`: bytes of all kinds, of which `arriving_bytes` and `writeback_bytes` by copies of the two
-      kinds.
+    - `sent_bytes`: bytes sent by all transfers; `arriving_bytes`, `writeback_bytes`: the bytes among them
+      that were sent by copies of these two kinds.
     - `wire_seconds`: time on the wire; `exposed_seconds`: from a prompt's end until its KV had arrived;
       `hidden_seconds`: by how much each transfer, except write-backs, was longer on the wire than exposed.
     - `received_tokens`: tokens of received requests, of which `hit_tokens` were cached already and not sent;
@@ -160,7 +160,8 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
     - `fallback_trees`, `fallback_accepted`: trees and accepted draft tokens of the fallback drafter, which
       drafts if they do not.
     - `moves`: sequences moved from one service to another.
-    - `rejected`: rejected answers, by fault; `probations`: of services that gave several such answers.
+    - `rejected`: rejected answers, by fault; `probations`: how often a service was suspended because of
+      several such answers.
     """
 
     services: Present
@@ -177,8 +178,8 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only grow.
 
-    - `prefix_queries`: tokens of requests when they were first scheduled; `prefix_hits`: of these, cached
-      tokens.
+    - `prefix_queries`: tokens of requests when they were first scheduled; `prefix_hits`: the cached tokens
+      among them.
     - `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it was
       profiled.
     - `corrupted_requests`: requests that ended because the model's outputs were not finite.

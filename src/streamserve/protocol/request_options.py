@@ -8,9 +8,10 @@ class RequestOptions(msgspec.Struct, frozen=True):
 
     - `priority`: requests with a lower value are served first.
     - `cache_salt`: only requests with the same salt share cached prefixes.
-    - `adapter`: the name of its LoRA adapter; empty: none.
-    - `idempotency_key`: if it is set, workers on other machines keep the outputs for a next head: a repeated
-      request with this key begins with them there.
+    - `adapter`: the name of the LoRA adapter to use; empty: none.
+    - `idempotency_key`: if it is set, workers on other machines keep the request's outputs when they lose the
+      server. If the client repeats the request with this key at the server's successor, the kept outputs are
+      not generated again.
     """
 
     priority: int = 0

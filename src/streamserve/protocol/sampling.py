@@ -126,7 +126,8 @@ class SamplingParams(
 
     @property
     def penalized(self) -> bool:
-        """Whether the choice of a token depends on earlier tokens other than through the model."""
+        """Whether penalties make the choice of a token depend on earlier tokens, besides the model's
+        logits."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
@@ -150,8 +151,8 @@ def check_types(params: SamplingParams) -> SamplingParams:
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a struct by name, those of nested structs too: `convert` does not look into a
-    struct."""
+    """Return the fields of a struct by name, with nested structs as mappings too: `convert` does not look
+    into a struct."""
     return {
         name: _fields(value) if isinstance(value, msgspec.Struct) else value
         for name, value in msgspec.structs.asdict(struct).items()

@@ -59,8 +59,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     models_memory_bytes: Annotated[
         PositiveInt | None,
         about(
-            "memory for the weights, KV caches and drafts of all models that are loaded at the same time; by "
-            "default 80 % of the memory that is available at the start"
+            "memory for the weights, KV caches and draft models of all models that are loaded at the same "
+            "time; by default 80 % of the memory that is available at the start"
         ),
     ] = None
     idle_unload: Annotated[
@@ -84,7 +84,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests: Annotated[
         PositiveInt,
         about(
-            "maximum number of open requests, running and waiting; further ones are refused with status 429"
+            "maximum number of open requests, running and waiting; further requests are refused with status "
+            "429"
         ),
     ] = 1024
     max_requests_per_key: Annotated[
@@ -122,7 +123,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         PositiveInt, about("maximum number of open connections from one address; a proxy is one address")
     ] = 2048
     max_streams: Annotated[
-        PositiveInt, about("maximum number of open prompt streams; further ones are refused with status 429")
+        PositiveInt,
+        about("maximum number of open prompt streams; further streams are refused with status 429"),
     ] = 512
     stream_ttl: Annotated[
         PositiveFloat, about("seconds without a request after which an open prompt stream is deleted")
@@ -131,7 +133,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         NonNegativeInt,
         about(
             "maximum number of responses of /v1/responses that are kept in memory; the oldest are dropped "
-            "first; 0: none is kept"
+            "first; 0: no response is kept"
         ),
     ] = 1024
     max_stored_response_bytes: Annotated[
@@ -233,27 +235,33 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_workers: Annotated[
         Workers | None,
         about(
-            "maximum number of workers at the same time, with workers that POST /admin/workers adds; each "
-            "worker gets 1/max_workers of this machine's memory and processors; by default the number of "
-            "workers at the start"
+            "maximum number of workers at the same time, including workers that POST /admin/workers adds; "
+            "each worker gets 1/max_workers of this machine's memory and processors; by default the number "
+            "of workers at the start"
         ),
     ] = None
     prefill_max_num_seqs: Annotated[
-        Sequences | None, about("max_num_seqs of prefill workers, if different")
+        Sequences | None,
+        about("value of --max-num-seqs for prefill workers; by default --max-num-seqs"),
     ] = None
     prefill_max_num_batched_tokens: Annotated[
-        PositiveInt | None, about("max_num_batched_tokens of prefill workers, if different")
+        PositiveInt | None,
+        about("value of --max-num-batched-tokens for prefill workers; by default --max-num-batched-tokens"),
     ] = None
-    prefill_max_chunk: Annotated[PositiveInt | None, about("max_chunk of prefill workers, if different")] = (
-        None
-    )
+    prefill_max_chunk: Annotated[
+        PositiveInt | None, about("value of --max-chunk for prefill workers; by default --max-chunk")
+    ] = None
     decode_max_num_seqs: Annotated[
-        Sequences | None, about("max_num_seqs of decode workers, if different")
+        Sequences | None,
+        about("value of --max-num-seqs for decode workers; by default --max-num-seqs"),
     ] = None
     decode_max_num_batched_tokens: Annotated[
-        PositiveInt | None, about("max_num_batched_tokens of decode workers, if different")
+        PositiveInt | None,
+        about("value of --max-num-batched-tokens for decode workers; by default --max-num-batched-tokens"),
     ] = None
-    decode_max_chunk: Annotated[PositiveInt | None, about("max_chunk of decode workers, if different")] = None
+    decode_max_chunk: Annotated[
+        PositiveInt | None, about("value of --max-chunk for decode workers; by default --max-chunk")
+    ] = None
     launcher: Annotated[
         LauncherName,
         about(
@@ -283,7 +291,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         about(
             "with --launcher join: seconds without a message from a machine after which its workers are "
-            "considered lost; a machine that cannot reach this server for the same time ends its workers",
+            "considered lost; a machine that cannot reach this server for this time ends its workers",
             ge=1,
             le=600,
         ),

@@ -18,7 +18,7 @@ PoisonPhase = Literal["prefill", "decode", "draft", "verify", "swap", "transfer"
 """
 
 Fail = Callable[[str, bool], None]
-"""Lets the worker with this name die, or with True fall silent, when the present action has returned."""
+"""Lets the worker with this name die (False) or fall silent (True), when the present action has returned."""
 
 
 class InjectedCrash(Exception):

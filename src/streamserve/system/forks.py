@@ -15,8 +15,8 @@ RESOURCE_LIMITS = 16
 
 
 def above_streams(connection: socket.socket) -> socket.socket:
-    """Return the socket with a descriptor above the standard streams' numbers, which it may have if one of
-    them is closed."""
+    """Return the socket with a descriptor above the standard streams' numbers. If a standard stream was
+    closed, a new socket gets the number of that stream."""
     if connection.fileno() > 2:
         return connection
     with connection:

@@ -1,5 +1,5 @@
-"""Rate limit for log lines that clients can cause: one line of each kind in a second or another time, with
-the number of lines left out."""
+"""Rate limit for log lines that clients can cause: one line of each kind in a number of seconds, with the
+number of lines left out."""
 
 import logging
 import time

@@ -295,6 +295,7 @@ class _Connections:
 
     def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
+        # IMMEDIATE: queue nothing before the connection is made, so that an unsent part stays in its push.
         for option, value in {
             zmq.LINGER: 0,
             zmq.IMMEDIATE: 1,
@@ -308,6 +309,7 @@ class _Connections:
             zmq.IPV6: int("[" in endpoint),
         }.items():
             socket.setsockopt(option, value)
+        # All workers of a fleet have one key pair, which proves to both sides that the other belongs to it.
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._network.public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._network.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._network.secret)

@@ -143,6 +143,7 @@ class SharedMemoryTransport:
         except OSError as error:
             raise TransferError(f"the cache at {to.path} cannot be opened: {error.strerror}") from error
         try:
+            # The descriptor of that number may have been reused, or the process id: check before mapping.
             status = os.fstat(handle)
             if (status.st_ino, status.st_size) != (to.inode, to.size):
                 raise TransferError(f"{to.path} now belongs to other memory: the worker was restarted")
@@ -154,5 +155,5 @@ class SharedMemoryTransport:
     def _unmap_dead_peers(self) -> None:
         """Release the memory of workers that have ended."""
         for address in list(self._opened):
-            if not os.path.exists(address.path):
+            if not os.path.exists(address.path):  # a path below /proc/PID, which ends with the process
                 del self._opened[address]

@@ -21,12 +21,14 @@ from streamserve.workers.zmtp import FrameReader, ProtocolError, frame
 
 HEARTBEAT_MILLISECONDS = 2000
 QUEUED_IN, QUEUED_OUT = 32, 64
-"""Messages in the queues of a link with keys. Beyond it, TCP flow control holds the service back, and sending
-fails."""
+"""Maximum number of received and of unsent messages of a link with keys. At these limits, TCP flow control
+holds the service back, and sending fails."""
 RECONNECT_SECONDS, RECONNECT_MAX_SECONDS = 0.05, 1.0
-"""Pause before the first attempt to reconnect, and the longest pause; each is twice the one before."""
+"""Pause before the first attempt to reconnect, and the longest pause; each pause is twice the previous
+one."""
 MAX_CHUNKS = 40
-"""Chunks that one call reads from a service, so that its other work is not delayed."""
+"""Maximum number of chunks that one call reads from a service, so that the target's other work is not
+delayed."""
 
 
 class DraftLink(Protocol):
@@ -35,7 +37,7 @@ class DraftLink(Protocol):
 
     @property
     def pollable(self) -> "zmq.Socket[bytes] | int":
-        """What becomes readable when a message arrives."""
+        """The socket or file descriptor that becomes readable when a message arrives."""
 
     @property
     def pending(self) -> bool:
@@ -49,7 +51,7 @@ class DraftLink(Protocol):
         """Send a message; return False if the service is not connected or does not read."""
 
     def close(self, linger: int = 0) -> None:
-        """Close the connection after at most `linger` milliseconds for what is not sent yet."""
+        """Close the connection, after sending queued messages for at most `linger` milliseconds."""
 
 
 def open_link(
@@ -120,7 +122,7 @@ class PlainLink:
         self._connection: PlainConnection | None = None
         self._connect_at, self._pause = 0.0, RECONNECT_SECONDS
         self._shake_until = 0.0
-        """When the connection is closed unless it has shaken hands."""
+        """When the connection is closed if its handshake is not complete."""
         self.pending = False
         deadline = time.monotonic() + wait
         self._connect(time.monotonic())
@@ -136,7 +138,8 @@ class PlainLink:
         yield from self._messages(wait=0.0)
 
     def _messages(self, wait: float) -> Iterator[bytes]:
-        """Connect if it is time, and yield what arrives; wait up to `wait` seconds for the first byte."""
+        """Connect if it is time, and yield the messages that arrive; wait up to `wait` seconds for the first
+        byte."""
         self._connect(now := time.monotonic())
         self.pending = True
         for _ in range(MAX_CHUNKS):
@@ -204,7 +207,7 @@ class PlainLink:
         self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def _flush(self, connection: PlainConnection) -> None:
-        """Send what is queued, and wait for the socket to take more if something is left."""
+        """Send queued bytes; the rest follows when the socket accepts more."""
         try:
             left = connection.flush()
         except OSError:

@@ -14,15 +14,16 @@ import zmq
 from streamserve.protocol.drafting import MAX_MESSAGE_BYTES, Reason
 
 CLOSE_BYTES = 2 * MAX_MESSAGE_BYTES
-"""Bytes of a message beyond which the connection is closed instead of answered."""
+"""Size of a message above which the connection is closed; smaller messages that are too large are
+answered."""
 MAX_MESSAGES_AT_ONCE = 256
-"""Messages, or ended connections, that one call returns at most."""
+"""Maximum number of messages, or of ended connections, that one call returns."""
 
 
 @dataclass(frozen=True)
 class ReceivedMessage:
-    """A received message of `size` bytes, not decoded yet. `fault` says why it must not be decoded, if so.
-    `key` and `name` are those of an allowed client."""
+    """A received message of `size` bytes, not decoded yet. `fault` says why it must not be decoded; empty if
+    it may be. `key` and `name` are the key and the name of an allowed client."""
 
     peer: bytes
     size: int
@@ -48,7 +49,8 @@ class Disconnected:
 
 
 class DraftListener(Protocol):
-    """Used by one thread. `address` is where it listens."""
+    """The listener of a draft service for its targets, used by one thread. `address` is the address at which
+    it listens."""
 
     address: str
 
@@ -68,7 +70,7 @@ class DraftListener(Protocol):
         """Yield connections that ended since the last call, at most `MAX_MESSAGES_AT_ONCE`."""
 
     def send(self, peer: bytes, data: bytes) -> None:
-        """Send to a peer; dropped if it is gone or does not read."""
+        """Send a message to a peer. The message is dropped if the peer is gone or does not read."""
 
     def close(self) -> None:
         """Close all connections."""

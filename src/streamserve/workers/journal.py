@@ -54,7 +54,8 @@ class StepJournal:
         self.phase = ""
         self._signs = Signs()
         self._reading = threading.Lock()
-        """Held while the thread reads the signs: what they read must not be closed meanwhile."""
+        """Held while the thread reads the signs: the objects that they read from must not be closed
+        meanwhile."""
         self._writer = JournalWriter(memory)
         self._clock = clock
         self._seen: tuple[int, int, int] | None = None

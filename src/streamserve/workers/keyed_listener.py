@@ -22,8 +22,8 @@ from streamserve.workers.plain_connection import HANDSHAKE_SECONDS
 logger = logging.getLogger(__name__)
 
 QUEUED_IN, QUEUED_OUT = 8, 64
-"""Queued messages of one connection. Beyond it, TCP flow control holds its client back, and answers are
-dropped."""
+"""Maximum number of received and of unsent messages of one connection. At these limits, TCP flow control
+holds the client back, and answers are dropped."""
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed during its handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection violated the protocol",

@@ -9,15 +9,15 @@ from streamserve.workers.zmtp import FrameReader
 HANDSHAKE_SECONDS = 5.0
 """Time after which a connection that has not finished its handshake is closed."""
 CHUNK_BYTES = 1 << 16
-"""Bytes read from a connection at once."""
+"""Maximum number of bytes read from a connection at once."""
 MAX_UNSENT = 64
-"""Unsent messages; further ones are dropped."""
+"""Maximum number of unsent messages; further messages are dropped."""
 MAX_UNSENT_BYTES = 4 * MAX_REPLY_BYTES
-"""Unsent bytes; further messages are dropped."""
+"""Maximum number of unsent bytes; further messages are dropped."""
 
 
 class PlainConnection:
-    """A non-blocking connection: `reader` has what was received, and the rest is yet to be sent."""
+    """A non-blocking connection. `reader` holds received bytes; bytes to send are queued."""
 
     def __init__(self, stream: socket.socket, reader: FrameReader) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -38,7 +38,7 @@ class PlainConnection:
         return bool(data)
 
     def queue(self, data: bytes) -> bool:
-        """Add bytes to send; return False if the peer has not read what was sent before."""
+        """Queue bytes to send. Return False if the queue is full, because the peer does not read."""
         if len(self._unsent) >= MAX_UNSENT or self._unsent_bytes + len(data) > MAX_UNSENT_BYTES:
             return False
         self._unsent.append(data)
@@ -46,7 +46,8 @@ class PlainConnection:
         return True
 
     def flush(self) -> bool:
-        """Send what the socket takes; return whether something is left. Raises OSError."""
+        """Send as many queued bytes as the socket accepts now; return whether some are left. Raises
+        OSError."""
         if self.reader.answer:
             if self._unsent_bytes < CHUNK_BYTES:  # a peer that does not read needs no more PONGs
                 self.queue(bytes(self.reader.answer))

@@ -29,15 +29,16 @@ from streamserve.workers.plain_connection import HANDSHAKE_SECONDS, PlainConnect
 from streamserve.workers.zmtp import FrameReader, ProtocolError, frame
 
 MAX_HELD_BYTES = 64 << 20
-"""Received bytes of all connections that are not processed. Beyond it, the connection whose message is
-unfinished for longest is closed."""
+"""Maximum number of received but unprocessed bytes of all connections together. Above it, the connection
+whose message is unfinished for longest is closed."""
 MESSAGE_SECONDS = 10.0
-"""Time from the first byte of a message after which its connection is closed unless it is complete."""
+"""Time from the first byte of a message after which its connection is closed if the message is not
+complete."""
 SWEEP_SECONDS = 1.0
 MAX_CONNECTIONS = 1024
-"""Open connections. For one more, a silent one is closed."""
+"""Maximum number of open connections. To accept another one, a silent connection is closed."""
 BACKLOG = 1024
-"""Connections that wait to be accepted. The kernel may allow fewer."""
+"""Maximum number of connections that wait to be accepted. The kernel may allow fewer."""
 ACCEPTED_AT_ONCE = 32
 ACCEPT_PAUSE_SECONDS = 0.1
 """Time without new connections after the process ran out of file descriptors."""
@@ -53,11 +54,11 @@ class ConnectedTarget(PlainConnection):
         self.held = 0
         """Bytes that the reader held when the listener last counted them."""
         self.heard_at = now
-        """When its last message was complete; at first, when it was accepted."""
+        """When the last message was complete; before the first message, when the connection was accepted."""
         self.spoke = False
-        """Whether it has sent a message."""
+        """Whether the peer has sent a message."""
         self.unfinished_since: float | None = now
-        """Since when its handshake, or a message, is unfinished; None if neither is."""
+        """Since when the handshake or a message is unfinished; None if nothing is unfinished."""
 
 
 class PlainListener:
@@ -124,7 +125,7 @@ class PlainListener:
         self._listening.close()
 
     def _read_ready(self, now: float) -> None:
-        """Accept connections, send what was left over, and read a chunk of each readable connection."""
+        """Accept connections, send unsent bytes, and read a chunk of each readable connection."""
         if self._accept_at is not None and now >= self._accept_at:
             self._selector.register(self._listening, selectors.EVENT_READ)
             self._accept_at = None
@@ -217,7 +218,7 @@ class PlainListener:
         connection.held = held
 
     def _flush(self, connection: ConnectedTarget) -> None:
-        """Send what is queued, and wait for the socket to take more if something is left."""
+        """Send queued bytes; the rest follows when the socket accepts more."""
         if connection.peer not in self._connections:
             return
         try:
@@ -236,7 +237,7 @@ class PlainListener:
             self._drop(connection)
 
     def _drop(self, connection: ConnectedTarget) -> None:
-        """Close a connection and forget what it held."""
+        """Close a connection and discard its data."""
         del self._connections[connection.peer]
         self._held -= connection.held
         self._selector.unregister(connection.socket)

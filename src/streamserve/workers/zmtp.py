@@ -17,11 +17,13 @@ GREETING = SIGNATURE + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 """Signature, version 3.1, mechanism, as-server (0) and padding."""
 VERSION, MECHANISM = slice(10, 11), slice(12, 32)
 MAX_COMMAND_BYTES = 512
-"""Bytes of a command. READY of libzmq has at most 300: a type, and an identity of up to 255 bytes."""
+"""Maximum size of a command in bytes. libzmq's READY has at most 300: a type, and an identity of up to 255
+bytes."""
 MAX_COMMANDS = 256
-"""Commands in the bytes that one `feed` adds. libzmq sends a PING at most every few milliseconds."""
+"""Maximum number of commands in the bytes that one `feed` adds. libzmq sends a PING at most every few
+milliseconds."""
 MAX_CONTEXT_BYTES = 16
-"""Bytes of a PING's context, which PONG returns."""
+"""Maximum size in bytes of a PING's context, which PONG returns."""
 PEERS = {b"ROUTER": (b"DEALER", b"REQ", b"ROUTER"), b"DEALER": (b"ROUTER",)}
 """The socket types that each socket type may talk to here. A DEALER must not talk to a DEALER: it may be
 itself, as TCP can connect a socket to itself while nothing listens at a port."""

@@ -136,7 +136,7 @@ def with_caller(scope: Scope, caller: str) -> Scope:
 
 
 def caller_of(connection: HTTPConnection) -> str:
-    """Return the id of the caller of a request or WebSocket: the owner of what it stores.
+    """Return the id of the caller of a request or WebSocket: the owner of the objects that it stores.
 
     It is the tenant of the key, or `ANYONE` if no key is required. Stored objects of other callers do not
     exist for a caller (404).

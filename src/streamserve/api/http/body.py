@@ -19,7 +19,7 @@ from streamserve.protocol.field_errors import Mismatch, mismatch_of
 
 _LARGE_BYTES = 64 << 10
 _LARGE_VALUES = 4096
-"""Larger bodies are decoded in the side thread."""
+"""Bodies with more JSON values than this are decoded in the side thread."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

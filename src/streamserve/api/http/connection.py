@@ -23,10 +23,10 @@ MAX_HEADER_BYTES = 64 << 10
 """Maximum size of the request line and headers together."""
 
 SLICE = 2048
-"""Bytes parsed at a time of request lines and headers; most requests are smaller."""
+"""Number of bytes of request lines and headers that are parsed at a time; most requests are smaller."""
 
 BODY_SLICE = 32 << 10
-"""Bytes parsed at a time of bodies: they cost less per byte."""
+"""Number of bytes of bodies that are parsed at a time: a body costs less per byte than headers."""
 
 MAX_PIPELINED = 8
 """Maximum number of pipelined requests pending on one connection. Reading pauses at this limit."""
@@ -172,8 +172,8 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(431, f"the request's headers are larger than {MAX_HEADER_BYTES} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error and close. The error is left out if a reply to this request, or to the one before,
-        has begun."""
+        """Send an error and close. The error is left out if a reply to this request, or to the previous
+        request, has begun."""
         cycle = self.cycle
         if cycle is None or (cycle.response_complete if self._in_headers else not cycle.response_started):
             send_error(self.transport, RequestError(message, status=status))

@@ -1,4 +1,5 @@
-"""Limits on connections, in total and per address, below what the process can open (descriptors.py)."""
+"""Limits on connections, in total and per address. Connections also count as file descriptors
+(descriptors.py)."""
 
 import logging
 from collections import Counter

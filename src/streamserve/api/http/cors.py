@@ -1,4 +1,4 @@
-"""CORS: which web pages may call this server. By default only the server's pages."""
+"""CORS: which web pages may call this server. By default only the server's own pages may call it."""
 
 import ipaddress
 from collections.abc import Collection

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from streamserve.protocol.errors import RequestError
 
 RESERVED = 96
-"""File descriptors reserved for the server itself, its logs and its first workers. At most half of all are
-reserved."""
+"""File descriptors reserved for the server itself, its logs and its first workers. At most half of all
+descriptors are reserved."""
 
 RESERVED_PER_WORKER = 8
 """File descriptors reserved for each further worker: its sockets, its pipes, and some during its start."""

@@ -17,7 +17,7 @@ class ErrorFormat:
 
     - `encode`: returns the body of an error, given the id of its request.
     - `statuses`: the API's statuses instead of this server's.
-    - `id_header`: a further header of every reply that has the request's id.
+    - `id_header`: the name of a further header, in every reply, that holds the request's id.
     """
 
     path: str
@@ -35,7 +35,7 @@ class ErrorFormat:
 
 
 def choose_format(scope: Scope, formats: Iterable[ErrorFormat]) -> ErrorFormat | None:
-    """Return the format of errors at the path of `scope`, which is kept in it; None: OpenAI's."""
+    """Return the error format for the path of `scope`, and store it in `scope`; None: OpenAI's format."""
     chosen = next((format for format in formats if format.covers(scope["path"])), None)
     scope.setdefault("state", {})[_FORMAT] = chosen
     return chosen

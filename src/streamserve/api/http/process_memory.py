@@ -8,8 +8,8 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """Parameters of glibc's mallopt."""
 
 _MMAP_ABOVE = 256 << 10
-"""Larger blocks, in bytes, are mapped individually, and so returned to the system when they are freed. glibc
-would raise this threshold to 32 MB after the first large body, and keep the fragmented heap."""
+"""Size in bytes above which a block is mapped individually, so that it returns to the system when it is
+freed. glibc would raise this threshold to 32 MB after the first large body, and keep the fragmented heap."""
 
 _ARENAS = 2
 """Number of glibc's arenas: one for the event loop, one for the side threads."""
@@ -42,7 +42,8 @@ def bound_allocator() -> None:
 def freeze_started() -> None:
     """Exclude all objects that exist now, at the end of startup, from garbage collection.
 
-    A full collection stops the event loop. Its time then grows only with the objects of requests.
+    A full collection stops the event loop. After this call, its duration depends only on the objects that
+    requests create.
     """
     gc.collect()
     gc.freeze()

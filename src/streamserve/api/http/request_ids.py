@@ -23,7 +23,8 @@ class RequestIds:
     """Middleware that assigns each request its id, and logs it at its end if the access log is enabled.
 
     A client's id has 1 to 128 letters, digits and ._:- and begins with a letter or digit; others are
-    replaced. It also chooses a request's error format from `formats`: later middleware may refuse it.
+    replaced. It also chooses a request's error format from `formats`: later middleware may refuse the
+    request.
     """
 
     def __init__(self, app: ASGIApp, formats: Sequence[ErrorFormat] = ()) -> None:

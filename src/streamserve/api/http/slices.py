@@ -30,7 +30,7 @@ class Slices:
         self._schedule()
 
     def start(self, start_request: Callable[[], None]) -> None:
-        """Schedule one call of `start_request`, after the earlier ones."""
+        """Schedule one call of `start_request`, after the calls scheduled earlier."""
         self._starts.append(start_request)
         self._schedule()
 

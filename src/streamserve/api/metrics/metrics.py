@@ -62,7 +62,7 @@ VLLM_NAMES = {
 v1/spec_decode/metrics.py). Their labels differ."""
 
 SUCCESSES = ("stop", "length", "abort")
-"""Finish reasons that vLLM counts as success. Its name of the label is finished_reason."""
+"""Finish reasons that vLLM counts as success. vLLM's label for the finish reason is finished_reason."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)

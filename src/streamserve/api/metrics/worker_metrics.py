@@ -179,7 +179,7 @@ class WorkerMetrics(Collector):
             report.late,
         )
         yield self._counter(
-            "draft_service_moves", "Switches from one draft service to another.", report.moves
+            "draft_service_moves", "Sequences moved from one draft service to another.", report.moves
         )
         for name, text, from_services, fallback in (
             ("trees", "Draft trees used", report.trees, report.fallback_trees),

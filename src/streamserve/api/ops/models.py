@@ -15,18 +15,19 @@ from streamserve.protocol.errors import RequestError
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One name of a model.
 
-    - `root`: where its tokenizer can be loaded from; for a LoRA adapter, its folder.
+    - `root`: the hub name or folder from which the model's tokenizer can be loaded; for a LoRA adapter, its
+      folder.
     - `row_invariant`: whether the backend guarantees that the output of a request does not depend on
       co-batched requests.
-    - `precision`: of weights and KV cache.
+    - `precision`: the precision of weights and KV cache.
     - `numerics`: all properties on which the bits of a text depend, besides weights and settings.
     - `notice`: information about the model for users.
-    - `state`: of a model that is loaded on demand: loaded, loading, unloading, not loaded; for a LoRA
-      adapter, its model's.
+    - `state`: for a model that is loaded on demand: loaded, loading, unloading or not loaded. A LoRA adapter
+      has the state of its model.
     - `memory`: the bytes that the model takes while it is loaded.
     - `parent`: the model of a LoRA adapter.
 
-    Fields that are only known of a loaded model are left out otherwise.
+    Fields that are known only of a loaded model are left out for other models.
     """
 
     id: str
@@ -45,7 +46,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All names of the model."""
+    """All names of the models."""
 
     object: str = "list"
     data: list[ModelCard]

@@ -155,7 +155,7 @@ def _without_null_defaults(schema: Schema) -> Schema:
 
 
 def _of_request(schema: Schema, others: OtherFields, strict: bool) -> Schema:
-    """Return `schema` as requests are parsed.
+    """Return `schema`, changed to what the parser of requests accepts.
 
     A null value means that the field is left out. Refused fields accept only some values.
     """

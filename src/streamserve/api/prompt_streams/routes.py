@@ -41,7 +41,7 @@ _KEY_PARAMETER: dict[str, Any] = {
 
 
 async def create(context: StreamContext, request: Request) -> Response:
-    """Create a stream. Raises RequestError if too many are open, or naming the field at fault."""
+    """Create a stream. Raises RequestError if too many streams are open or a field is invalid."""
     body = await read_request(request, context.app, StreamRequest, OTHER_IN_STREAMS)
     caller, size = caller_of(request), charge_of(request).held
     return json_response(

@@ -88,7 +88,8 @@ ONLY_OF_CHATS = (
 
 
 class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """PATCH /v1/streams/{id}: all operations are applied in order, or none is."""
+    """PATCH /v1/streams/{id}: all operations are applied in order. If one of them is invalid, none is
+    applied."""
 
     version: Annotated[int, about("the version that the edit applies to", minimum=0)]
     operations: Annotated[

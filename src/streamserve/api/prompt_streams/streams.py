@@ -50,7 +50,7 @@ class PromptStreams:
     async def create(self, body: StreamRequest, owner: str, size: int) -> StreamReply:
         """Create a stream of `owner`. Its request takes `size` bytes.
 
-        Raises RequestError if too many streams are open, or naming the field at fault.
+        Raises RequestError if too many streams are open or a field is invalid.
         """
         name = new_id("stream")
         with ExitStack() as resources:

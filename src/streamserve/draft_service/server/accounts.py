@@ -2,7 +2,7 @@
 keys every session has a separate one.
 
 Time, KV blocks, stored sequences and ranks among the N_max targets are shared fairly by account: a client
-that opens more sessions gets no more of them than one that opens a single session.
+that opens more sessions gets no larger share than a client that opens a single session.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Account:
-    """A client's share. `key` is its public key, empty without keys."""
+    """The resource use of one client. `key` is the client's public key; empty without keys."""
 
     key: str = ""
     weight: float = 1.0
@@ -19,11 +19,11 @@ class Account:
     lowest virtual time is served next."""
     sessions: int = 0
     stored_bytes: int = 0
-    """Bytes of its stored sequences and trees."""
+    """Bytes of the account's stored sequences and trees."""
     in_flight: int = 0
-    """Number of its sequences with a tree in flight."""
+    """Number of the account's sequences with a tree in flight."""
     blocks: int = 0
-    """Number of its sequences' KV blocks."""
+    """Number of KV blocks of the account's sequences."""
 
 
 class Accounts:

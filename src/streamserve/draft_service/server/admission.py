@@ -18,8 +18,8 @@ from streamserve.protocol.drafting import (
 )
 
 FAILED_SECONDS, LONGEST_SECONDS = 0.5, 60.0
-"""Seconds for which a session gets no drafts after a batch with it alone has failed: after the first failure
-(doubled after each further one), and at most."""
+"""Seconds without drafts for a session whose batch failed although no other session was in it: after the
+first failure, doubled after each further one, and the maximum."""
 
 
 @dataclass(frozen=True)
@@ -32,35 +32,36 @@ class Limits:
     """
 
     max_sessions: int = 64
-    """Sessions of the service. At the limit, a client that has at least two sessions less than another
-    account gets one of its sessions."""
+    """Maximum number of sessions of the service. At the limit, a client that has at least two sessions less
+    than another account may open a session, which replaces a session of the other account."""
     max_sequences: int = 1024
-    """Sequences of a session."""
+    """Maximum number of sequences of a session."""
     max_tokens: int = MAX_TOKENS
-    """Tokens of a sequence."""
+    """Maximum number of tokens of a sequence."""
     max_bytes: int = MAX_MESSAGE_BYTES
-    """Bytes of a message."""
+    """Maximum size of a message in bytes."""
     max_depth: int = MAX_DEPTH
     max_nodes: int = MAX_NODES
-    """Nodes of a tree; `max_depth` limits its levels."""
+    """Maximum number of nodes of a tree; `max_depth` limits its levels."""
     max_deltas: int = MAX_DELTAS
     request_nodes: int = 16384
-    """Nodes of all trees that one message requests."""
+    """Maximum number of nodes of all trees that one message requests."""
     in_flight: int = 4096
-    """Sequences of one account with trees in flight; `total_in_flight` limits all accounts together."""
+    """Maximum number of sequences of one account with trees in flight; `total_in_flight` limits all accounts
+    together."""
     total_in_flight: int = 16384
     batch_nodes: int = 4096
     batch_tokens: int = 2048
-    """Tokens read in one batch; `batch_nodes` limits the nodes of all its trees."""
+    """Maximum number of tokens read in one batch; `batch_nodes` limits the nodes of all its trees."""
     storage_bytes: int = 512 << 20
-    """Bytes of all stored sequences and trees; see draft_service/server/storage.py."""
+    """Maximum number of bytes of all stored sequences and trees; see draft_service/server/storage.py."""
     rate: float = 2000.0
     burst: float = 4000.0
-    """Messages of a client, per second and in a burst."""
+    """`rate`: maximum number of messages of a client per second; `burst`: in a burst."""
     total_rate: float = 20000.0
     byte_rate: float = 16.0 * (1 << 20)
     byte_burst: float = 32.0 * (1 << 20)
-    """Bytes of a client, per second and in a burst."""
+    """`byte_rate`: maximum number of bytes of a client per second; `byte_burst`: in a burst."""
     total_byte_rate: float = 64.0 * (1 << 20)
     retry: float = 1.0
     longest_retry: float = 30.0
@@ -69,13 +70,15 @@ class Limits:
 
 
 class TargetAdmission:
-    """Decides by `limits` and by the model of draft_service/star.py with measured values."""
+    """Decides which targets are drafted for, by `limits` and by the model of draft_service/star.py with
+    measured values."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
     def active(self, session: Session, now: float) -> bool:
-        """Return whether a session counts as one of the N targets."""
+        """Return whether a session counts as active: as one of the N targets in the model of
+        draft_service/star.py."""
         if session.requested_at is not None:
             return True
         return session.served is not None and now - session.served < self._limits.active_for
@@ -138,7 +141,8 @@ class TargetAdmission:
 
 
 def block_seconds(failures: int) -> float:
-    """Return the seconds for which a session gets no drafts after `failures` failed batches with it alone."""
+    """Return the seconds for which a session gets no drafts after `failures` failed batches in which it was
+    alone."""
     return min(FAILED_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
 
 

@@ -65,7 +65,8 @@ class FairBatcher:
         return math.ceil(waiting / self._statistics.star().batch) * self._statistics.batch_seconds.value
 
     def capacity(self) -> Star:
-        """Return the model for the batch size with the least time per target, as far as costs are known."""
+        """Return the StarSD model (draft_service/star.py) with the batch size that takes the least time per
+        target, as far as costs are known."""
         star, config = self._statistics.star(), self._config
         depth = max(1, round(self._statistics.depth.value))
         batch, seconds = 1, star.draft

@@ -1,9 +1,9 @@
 """Keep-warm controller: whether dummy passes keep a draft model warm while it is idle, and whether that pays.
 
 After an idle gap the first draft passes may take longer: caches hold other data, clock rates went down.
-Periodic dummy passes while idle prevent that; but they cost power, and a request that arrives during one
-waits for it. So both ways are tried alternately, for a few gaps each, and the one with faster answers,
-waiting included, is used.
+Periodic dummy passes while idle prevent that; but they cost power, and a request that arrives during a pass
+waits for it. So gaps with and without dummy passes are tried alternately, a few gaps each, and the way with
+faster answers, waiting included, is used.
 """
 
 from collections import deque
@@ -21,9 +21,10 @@ LONGEST = 1.0
 TRIAL_GAPS = 16
 """Gaps for which one of the two ways is tried."""
 SAMPLES = 48
-"""Gaps of each way that must have been seen, and the most that are remembered."""
+"""Number of gaps that must have been measured with each of the two ways; also the number that is
+remembered."""
 PAYS = 0.95
-"""Keeping warm stays on if an answer then takes at most this share of the time it takes without."""
+"""Dummy passes stay on if an answer with them takes at most this share of its time without them."""
 RETRIAL_GAPS = 1024
 """Gaps after which the other way is tried again, in case conditions have changed."""
 OUTLIER_FACTOR = 3.0
@@ -31,8 +32,8 @@ OUTLIER_FACTOR = 3.0
 
 
 class KeepWarmController:
-    """Decides when dummy passes are due, from the lengths of gaps and the time of the draft pass after
-    each."""
+    """Decides when dummy passes are due, from the lengths of gaps and the time of the draft pass after each
+    gap."""
 
     def __init__(self, mode: KeepWarm) -> None:
         self._mode = mode
@@ -67,7 +68,7 @@ class KeepWarmController:
         return all(len(seen) == SAMPLES for seen in self._seen.values())
 
     def gap(self, seconds: float) -> None:
-        """Record that work resumes after `seconds` seconds without."""
+        """Record that work resumes after `seconds` seconds without work."""
         self._after_gap = GAP <= seconds < LONGEST
 
     def drafted(self, seconds: float | None, now: float) -> None:

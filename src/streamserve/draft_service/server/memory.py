@@ -31,7 +31,8 @@ class FreeList:
         return self._free.popitem()[0]
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Free blocks; the first of them is allocated next. Raises RuntimeError for one that is free."""
+        """Free blocks; the first of them is allocated next. Raises RuntimeError for a block that is free
+        already."""
         for block in reversed(blocks):
             if block in self._free:
                 raise RuntimeError(f"KV block {block} was released more often than taken")

@@ -20,7 +20,7 @@ from streamserve.draft_service.server.sessions import DraftedSequence, Session
 DEFAULT_DEADLINE = 10.0
 """Default deadline, in seconds after the request."""
 LEAD_BATCHES = 2.0
-"""Batches by which an account may be ahead of another because of its deadline."""
+"""Number of batches by which a deadline may put an account ahead of another account."""
 DEEPER_FACTOR = 2
 MIN_DEEP_LEVELS = 8
 """A batch takes as long as its deepest tree. A session waits for a separate batch if its trees are deeper

@@ -15,7 +15,7 @@ from streamserve.system.token_bucket import TokenBucket
 MAX_SOURCES = 4096
 """Maximum number of remembered clients; the one that was silent for longest is forgotten first."""
 RECENT = 1.0
-"""Seconds after its last message for which a client counts among those that share the total."""
+"""Seconds after its last message for which a client counts among the clients that share the total."""
 NOTIFY_SECONDS = 0.1
 """Minimum seconds between two answers to undecoded messages of one client."""
 

@@ -155,7 +155,7 @@ class SequenceStore:
         return released
 
     def _rename(self, sequence: DraftedSequence) -> None:
-        """Give an edited sequence a new id for the drafter; its KV stays as far as it is valid."""
+        """Give an edited sequence a new id for the drafter; the part of its KV that is still valid stays."""
         self._released.append(sequence.id)
         sequence.id, sequence.read = self._new_id(), 0
 

@@ -26,9 +26,9 @@ class DraftedSequence:
     """
 
     id: int
-    """Its id for the drafter, unique over all sessions."""
+    """The id under which the drafter knows the sequence, unique over all sessions."""
     name: int
-    """Its id for its target."""
+    """The id under which the target knows the sequence."""
     account: Account
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
@@ -42,13 +42,14 @@ class DraftedSequence:
     answer: Draft | None = None
     running: bool = False
     stable_length: int = 0
-    """While it is running: the length of the prefix that has not been edited since the run began."""
+    """While the sequence is running: the length of the prefix that has not been edited since the run
+    began."""
     due: float | None = None
     """When the target's next token is due, if it has a target for the time per token."""
     dropped: bool = False
     used: float = 0.0
     stored_bytes: int = 0
-    """The bytes that the storage limit counts for it."""
+    """The bytes that the storage limit counts for the sequence."""
 
     def apply(self, delta: Delta) -> bool:
         """Apply a delta that builds on the known tokens; return False if it is a repeat or comes too late."""
@@ -77,11 +78,11 @@ class DraftedSequence:
 
     @property
     def wants_tree(self) -> bool:
-        """Whether a tree is requested, and its tokens are not only read ahead."""
+        """Whether a tree is requested. False if the drafter is only to read the sequence's tokens ahead."""
         return self.requested is not None and self.requested.depth > 0
 
     def begin(self, length: int) -> None:
-        """Record that a batch reads its first `length` tokens, to draft after them."""
+        """Record that a batch reads the sequence's first `length` tokens, to draft after them."""
         self.running, self.stable_length, self.read = True, length, length
 
     def end(self) -> None:
@@ -105,22 +106,22 @@ class Session:
     heard: float
     nonce: int = 0
     disconnected: bool = False
-    """Whether its connection has ended since it was last heard."""
+    """Whether the target's connection has ended since the target was last heard."""
     sequences: dict[int, DraftedSequence] = field(default_factory=dict)
     virtual: float = 0.0
     """Seconds of drafting received: of the sessions of one account, the session with the least is served
     next."""
     requested_at: float | None = None
-    """When the waiting request came; None if none waits."""
+    """When the waiting request came; None if no request waits."""
     deadline: float | None = None
     served: float | None = None
-    """When it was last drafted for."""
+    """When the session was last drafted for."""
     away_since: float | None = None
-    """When its last trees were sent, until its next request."""
+    """When the session's last trees were sent; None after its next request."""
     draft_alone: bool = False
-    """Whether it is drafted for alone, because a batch with it has failed."""
+    """Whether the session is drafted for alone, because a batch that contained it has failed."""
     failures: int = 0
-    """Consecutive failures of batches with this session alone."""
+    """Consecutive failures of batches in which this session was alone."""
     blocked_until: float = 0.0
     requests: int = 0
     trees: int = 0
@@ -128,7 +129,8 @@ class Session:
     tested: int = 0
     depth: Mean = field(default_factory=Mean)
     plain: Mean = field(default_factory=Mean)
-    """Means of its trees' levels, and of its steps without draft tokens in seconds."""
+    """`depth`: mean number of levels of the session's trees; `plain`: mean seconds of the target's steps
+    without draft tokens."""
 
     def waiting(self) -> list[DraftedSequence]:
         """Return the sequences that wait for the next batch. If a sequence waits for a tree, sequences that
@@ -138,13 +140,13 @@ class Session:
 
     @property
     def wants_trees(self) -> bool:
-        """Whether one of its sequences waits for a tree, or is being drafted for."""
+        """Whether a sequence of the session waits for a tree, or is being drafted for."""
         return any(sequence.wants_tree for sequence in self.sequences.values())
 
     @property
     def due(self) -> float:
-        """When the earliest token is due among the sequences that wait for a tree; inf if none has a due
-        token."""
+        """When the earliest token is due among the sequences that wait for a tree; inf if none of their
+        tokens is due at a time."""
         return min((s.due for s in self.waiting() if s.wants_tree and s.due is not None), default=inf)
 
 

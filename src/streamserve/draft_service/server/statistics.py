@@ -8,7 +8,7 @@ from streamserve.protocol.drafting import DraftSums
 RATE = 0.1
 """Weight of the newest value in a moving mean."""
 GAP = 2.0
-"""A target that stays away for longer, in seconds, was not verifying."""
+"""Seconds. If a target's next request comes later than this, the target was not only verifying."""
 PRIOR = 0.6, 20.0
 """Prior acceptance, and the number of draft tokens that it counts for."""
 
@@ -22,7 +22,7 @@ class Mean:
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Take a value into mean and variance."""
+        """Update mean and variance with a value."""
         self.count += 1
         share = max(RATE, 1.0 / self.count)
         distance = value - self.value
@@ -79,7 +79,8 @@ class Statistics:
 
     @property
     def progress(self) -> float:
-        """Tokens that a target's round yields, including the one it would have had without draft tokens."""
+        """Tokens that a target's round yields, including the token that it would yield without draft
+        tokens."""
         return progress(self.beta, max(1, round(self.depth.value)))
 
     def round_of(self, capacity: Star, depth: float, plain: float, accepted: int, tested: int) -> TargetRound:

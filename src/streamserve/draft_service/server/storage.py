@@ -15,7 +15,8 @@ TOKEN_BYTES = 80
 """Bytes of a token: its number, and its entries in the lists of service, drafter and path state."""
 NODE_BYTES = 160
 SEQUENCE_BYTES = 32768
-"""More bytes than a sequence without tokens takes: so the limit also bounds the number of sequences."""
+"""Bytes that the limit counts for each sequence besides its tokens. A sequence takes fewer; the excess bounds
+the number of sequences."""
 ENTRY_BYTES = 160
 """Bytes of a logit bias, or of a token that a request allows."""
 SPARE = 0.1

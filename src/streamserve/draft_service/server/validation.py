@@ -22,7 +22,7 @@ def incompatibility(hello: Hello, own: ServiceIdentity) -> tuple[Reason, str] | 
 
 
 def delta_error(delta: Delta, session: Session, identity: ServiceIdentity, limits: Limits) -> str:
-    """Return why a delta is invalid, which an honest target would not send; "" if it is valid."""
+    """Return why a delta is invalid; "" if it is valid. An honest target sends no invalid delta."""
     vocabulary = identity.vocab_size
     if not (0 <= delta.depth <= limits.max_depth and 0 <= delta.nodes <= limits.max_nodes):
         return f"trees may have {limits.max_depth} levels and {limits.max_nodes} nodes"

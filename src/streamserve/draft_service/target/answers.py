@@ -31,7 +31,7 @@ STRIKES = 3
 STRIKE_SECONDS = 60.0
 """This many wrong answers in this many seconds put a service on probation."""
 FIRST_PROBATION, LONGEST_PROBATION = 10.0, 600.0
-"""Seconds of the first probation, doubled for each further one, and of the longest."""
+"""Seconds of the first probation, and of the longest. Each probation is twice as long as the one before."""
 LONGEST_SECONDS = 3600.0
 """Upper bound of the durations in an answer, in seconds."""
 OVER_ONE = 1.001
@@ -47,7 +47,7 @@ class Reputation:
     """A target's record of a service's wrong answers."""
 
     until: float = float("-inf")
-    """When its probation ends."""
+    """When the service's probation ends."""
     probations: int = 0
     _strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
     _next: float = FIRST_PROBATION

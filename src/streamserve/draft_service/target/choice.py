@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOVE_SHARE = 0.8
-"""A sequence moves if elsewhere the remaining seconds are at most this share of the seconds at its
-service."""
+"""A sequence moves to another service if its remaining seconds there are at most this share of its remaining
+seconds at the present service."""
 EQUAL = 1.1
 """Services whose seconds are within this factor of the least count as equal: load decides."""
 MIN_DRAFT_SHARE = 0.5
@@ -33,11 +33,13 @@ class MeasuredService:
     """A service that may draft, as this target measures it; all times in seconds.
 
     - `number`: the number of its link.
-    - `batch`: a batch with `trees` trees of this target; `per_tree`: each further tree.
-    - `read`: reading one token of a prompt.
+    - `batch`: the time of a batch with `trees` trees of this target; `per_tree`: the additional time of each
+      further tree.
+    - `read`: the time to read one token of a prompt.
     - `accepted`: accepted tokens to expect of a tree.
     - `sequences`: sequences of this target that it drafts for; `active`: all targets that it drafts for.
-    - `available_in`: until it accepts requests; `max_length`: tokens of its longest sequence.
+    - `available_in`: the time until it accepts requests; `max_length`: the maximum length of a sequence, in
+      tokens.
     - `rank`: decides between equal services; it differs between targets.
     """
 

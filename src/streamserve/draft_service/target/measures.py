@@ -86,7 +86,7 @@ class AcceptanceRate:
         return fade * self.trees, fade * self.accepted
 
     def clear(self) -> None:
-        """Forget everything: it is another draft model."""
+        """Forget all measurements: the service has another draft model now."""
         self.trees = self.accepted = 0.0
 
 
@@ -94,9 +94,10 @@ class AcceptanceRate:
 class AnswerTimes:
     """Estimates for one service, in seconds:
 
-    - `usual`: the time from a request to its answer; `round_trip`: the network's part of it.
-    - `queue`: queued work, as the service reports it; `reported`: a batch, as the service reports it.
-    - `read`: reading one token of a prompt; 0 if unknown.
+    - `usual`: the usual time from a request to its answer; `round_trip`: the network's part of this time.
+    - `queue`: the time of the queued work, and `reported`: the time of a batch, both as the service reports
+      them.
+    - `read`: the time to read one token of a prompt; 0 if unknown.
     """
 
     usual: float = 0.0

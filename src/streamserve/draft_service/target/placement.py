@@ -50,7 +50,8 @@ class ServicePlacement:
     def place(
         self, ids: Iterable[int], sequences: Mapping[int, SyncedSequence], now: float, verify: float
     ) -> None:
-        """Choose a service for each sequence of `ids` that has none, or none that accepts requests now."""
+        """Choose a service for each sequence of `ids` that has no service, or whose service accepts no
+        requests now."""
         new = [id for id in ids if not self._usable(sequences[id], now)]
         if not new:
             return

@@ -52,19 +52,19 @@ class SyncedSequence:
     last_delta: Delta | None = None
     """The latest request."""
     lost: int = 0
-    """How often the service reported it as lost since its last tree."""
+    """How often the service reported the sequence as lost since its last tree."""
     tree: TokenTree | None = None
     at: int = 0
     ahead: DraftRequest | None = None
     """A request without a tree yet: the service may read its tokens ahead."""
     output: int = 0
-    """Index of its next output token."""
+    """Index of the sequence's next output token."""
     reach: int = 0
-    """Length of its tokens with the requested draft tokens."""
+    """Number of the sequence's tokens, including the requested draft tokens."""
     service: int | None = None
-    """The number of the service that drafts for it."""
+    """The number of the service that drafts for the sequence."""
     active_at: float = float("-inf")
-    """When it last sent tokens to a service, or was placed at one."""
+    """When the sequence's tokens were last sent to a service, or the sequence was placed at one."""
     better_checks: int = 0
     """Checks in a row in which another service was better."""
     drafted_by: int | None = None
@@ -72,8 +72,8 @@ class SyncedSequence:
     tree_of: int | None = None
     accepted: float = 0.0
     expected: float = 0.0
-    """Accepted tokens of its trees, and the tokens expected from the means of the services that drafted
-    them."""
+    """Accepted tokens of the sequence's trees, and the tokens expected from the means of the services that
+    drafted these trees."""
 
     def sync(self, request: DraftRequest) -> None:
         """Update the tokens from the engine's request."""
@@ -87,7 +87,8 @@ class SyncedSequence:
 
     @property
     def ratio(self) -> float:
-        """Accepted tokens of its trees, relative to the mean of the services that drafted them."""
+        """Accepted tokens of the sequence's trees, relative to the mean of the services that drafted these
+        trees."""
         return (self.accepted + PRIOR_ACCEPTED) / (self.expected + PRIOR_ACCEPTED)
 
     def verified(self, accepted: int, expected: float) -> None:
@@ -103,7 +104,7 @@ class SyncedSequence:
         self.requested_at = None
 
     def ready(self) -> TokenTree | None:
-        """Return the part of its tree that follows its present tokens, or None."""
+        """Return the part of the sequence's tree that follows its present tokens, or None."""
         if self.tree is None or not 0 < self.at <= self.length:
             return None
         if self.tree.tokens[0] != self.tokens[self.at - 1]:

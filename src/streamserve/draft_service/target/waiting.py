@@ -50,7 +50,7 @@ class Waiting:
 
     @property
     def max_wait(self) -> float:
-        """The seconds for which waiting pays."""
+        """The number of seconds for which waiting for a tree pays."""
         return min(self.gain.value * self.plain.value, LONGEST)
 
     def limit(self, service: int, usual: float) -> float:

@@ -1,6 +1,6 @@
 """Backends: each computes the linear maps and attention of a model in its own way.
 
-    reference/   plain torch, one sequence at a time: what the others are compared with, and what runs where
+    reference/   plain torch, one sequence at a time: the reference for the other backends, used where
                  there are no kernels
     native/      CPU kernels in C++, compiled for the processor and loaded with ctypes
     cuda/        a GPU: its own executor with Triton kernels and captured graphs

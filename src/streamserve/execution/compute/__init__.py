@@ -8,7 +8,7 @@
       branches.py     the state of each sequence, and output choices that walk down a token tree
         sampling.py     logits to a token under Gumbel noise; noise.py is that noise, to the bit
         verify.py       follows the tokens that the target samples down a draft tree
-        rejection.py    the same for draft tokens that were drawn at random
+        rejection.py    follows draft tokens that were drawn at random, by rejection sampling
         grammar.py      the tokens that a grammar allows at a node
         logprobs.py     log-probabilities of the model's raw distribution
       pooling.py      vectors of embedding requests; running_sum.py keeps mean pooling between steps

@@ -38,7 +38,7 @@ class ActiveSequence:
 
     @cached_property
     def adjusted(self) -> bool:
-        """Whether its parameters may change its logits before a token is chosen, at any output."""
+        """Whether the request's parameters may change the logits of any output before its token is chosen."""
         params = self.params
         return bool(
             self.matcher is not None or params.penalized or params.logit_bias or params.allowed_token_ids

@@ -132,8 +132,8 @@ class Matcher:
         return mask | ends if self._matcher.is_accepting() else mask & ~ends
 
     def count_accepted(self, path: Sequence[int]) -> int:
-        """Return the number of tokens of `path` that the grammar accepts after the committed ones, up to the
-        end of the text."""
+        """Return the number of tokens of `path` that the grammar accepts after the committed tokens, up to
+        the end of the text."""
         if self.error:
             return 0
         text = self._text(path)

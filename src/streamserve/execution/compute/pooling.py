@@ -21,9 +21,9 @@ def pool(
     logits: Callable[[Tensor], Tensor],
 ) -> dict[int, bytes]:
     """Return the vectors of the sequences in `parts` whose prompts end in this step, by sequence id. A vector
-    has float32 numbers, and is empty if any is not finite. All sequences of `parts` must have `pooling`.
-    `hidden` [rows, hidden] has the hidden states of the whole step; for mean pooling the rows of `parts` are
-    added to their sequences' sums."""
+    has float32 numbers; it is empty if one of them is not finite. All sequences of `parts` must have
+    `pooling`. `hidden` [rows, hidden] has the hidden states of the whole step; for mean pooling the rows of
+    `parts` are added to their sequences' sums."""
     for part in parts:
         _add_up(sequences[part.span.sequence], part, hidden)
     ended = [part for part in parts if part.span.tree]

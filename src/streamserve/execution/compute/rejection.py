@@ -21,8 +21,8 @@ from streamserve.execution.compute.verify import Walk
 Probabilities = NDArray[np.float64]
 
 DRAFTING, TESTING = 2, 1
-"""Values of the Philox counter's last word, which keep these numbers apart from the noise of sampling: that
-one has 0 (execution/compute/noise.py)."""
+"""Values of the Philox counter's last word, which keep these numbers apart from the noise of sampling, whose
+last word is 0 (execution/compute/noise.py)."""
 
 
 def uniforms(seed: int, choice: int, output: int, purpose: int, count: int) -> Probabilities:

@@ -17,7 +17,8 @@ UNLIKELY = -1e30
 """The logit of tokens that the draft model has no row for: finite, and too low to be drafted."""
 
 OTHER = 0
-"""The token that the draft model reads in place of one that it has no row for. It only affects acceptance."""
+"""The token that the draft model reads in place of a token that it has no row for. It only affects
+acceptance."""
 
 
 @dataclass(frozen=True)

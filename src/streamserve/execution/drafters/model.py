@@ -136,8 +136,9 @@ class ModelDrafter:
         chains: ChainDrafting | None = None,
     ) -> None:
         """`rejection_sampling`: draft tokens of sampled requests are drawn at random, for verification by
-        rejection. `eos_token_ids`: the target's. Without `grammars`, drafting ignores the requests' grammars.
-        `chains`: drafts greedy trees of one token a level on the device, if possible."""
+        rejection. `eos_token_ids`: the target's ids of tokens that end a text. Without `grammars`, drafting
+        ignores the requests' grammars. `chains`: drafts greedy trees of one token a level on the device, if
+        possible."""
         self.group = group
         self._rejection_sampling = rejection_sampling
         self._states = PathStates(eos_token_ids, grammars)

@@ -25,7 +25,7 @@ CANDIDATES = 32
 NO_ADJUSTMENTS: Mapping[int, Scores] = {}
 
 FIRST_DRAW, LATER_DRAW = 0.7, 0.3
-"""Features of draft tokens that are drawn at random: of a node's first draw, and of later ones."""
+"""Features of draft tokens that are drawn at random: for a node's first draw, and for its later draws."""
 
 ScoredToken = tuple[int, float]
 """A draft token and its feature in (0, 1)."""

@@ -298,7 +298,7 @@ def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
 
 
 def widen(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
-    """Return a weight in a `format` with at least as many bits, and groups of at most as many inputs. The
+    """Return a weight in a `format` with no fewer bits and no larger groups. The
     weight must have integers or indices, no zero points, and no order. Nothing is rounded: integers only
     change by a constant, and indices stay or become 8-bit integers."""
     old = weight.format

@@ -48,8 +48,8 @@ class WeightSource(Protocol):
     def stored(
         self, modules: Sequence[str], format: AnyFormat, direct: bool
     ) -> BlockWeight | StripedWeight | QuantizedWeight:
-        """Return the joined weight of `modules`, which are stored in `format`: as the file has it and not
-        checked if `direct`, otherwise unpacked."""
+        """Return the joined weight of `modules`, which are stored in `format`. If `direct`, the weight is in
+        the file's form and not checked; otherwise it is unpacked."""
         ...
 
 

@@ -1,5 +1,5 @@
-"""The default host pool, for models without a setting of `swap_space`. Its memory is what weights and KV
-caches leave, and is committed when blocks are first used.
+"""The default host pool, for models without a setting of `swap_space`. The pool takes memory that weights and
+KV caches leave, committed when its blocks are first used.
 
 The pool is only made if copies were measured, so that the cost of swapping is known, and if the KV cache is
 too small for all sequence slots, so that sequences may be evicted.

@@ -67,7 +67,8 @@ class Source:
 
     @property
     def head(self) -> WeightFormat | None:
-        """The format that the head is stored in or rounded to; None: it is in the data type."""
+        """The format that the output head is stored in or rounded to; None: the head is in the model's data
+        type."""
         choice = self.config.head_quantization
         if choice != "none" and self.spec.stored and self.spec.stored.head:
             return self.spec.stored.head.weights
@@ -76,7 +77,8 @@ class Source:
 
     @property
     def quantized(self) -> str | None:
-        """The flag or the folder that makes weights quantized, for messages; None if none are."""
+        """The flag or the folder that makes weights quantized, for messages; None if no weights are
+        quantized."""
         if self.spec.stored is None and self.format:
             return f"--quantization {self.format}"
         if self.spec.stored is None and self.head:
@@ -111,7 +113,7 @@ class Source:
 
     @property
     def adapter_limits(self) -> AdapterLimits:
-        """The limits of LoRA adapters."""
+        """The maximum number, rank and bytes of LoRA adapters."""
         return adapter_limits(self.config, self.spec, self.dtype.itemsize)
 
     def at_length(self, max_model_len: int) -> Source:
@@ -183,7 +185,7 @@ class Loaded:
 
     @property
     def can_be_profiled(self) -> bool:
-        """Whether a profile of its steps can be measured; not supported on GPUs yet."""
+        """Whether a profile of the model's steps can be measured; not supported on GPUs yet."""
         return isinstance(self.executor, TorchExecutor)
 
 

@@ -169,5 +169,5 @@ def _alpha(fields: Fields, field: str, value: object) -> float:
 
 
 def _matching(entries: tuple[tuple[re.Pattern[str], N], ...], module: str, default: N) -> N:
-    """Return the value of the first pattern that matches a module's name; `default` if none does."""
+    """Return the value of the first pattern that matches a module's name; `default` if no pattern matches."""
     return next((value for pattern, value in entries if pattern.match(module)), default)

@@ -126,14 +126,14 @@ class Architecture:
 OLMO = Architecture(
     mlp_bias=False, qk_norm="joint", norms="after", wide_norms=True, epsilon=1e-5, eos_token_id=50_279
 )
-"""The common part of OLMo 2 and 3."""
+"""The fields in which OLMo 2 and 3 differ from Llama alike."""
 
 GEMMA = Architecture(
     mlp_bias=False, norms="around", norm_offset=1.0, wide_norms=True, activation="gelu_pytorch_tanh",
     activation_field="hidden_activation", scaled_embedding=True, kv_heads=4, head_dim=256, window=4096,
     tied=True, query_scalar=256, eos_token_id=1,
 )  # fmt: skip
-"""The common part of Gemma 2 and 3."""
+"""The fields in which Gemma 2 and 3 differ from Llama alike."""
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(eos_token_id=2),

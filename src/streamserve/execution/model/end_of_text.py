@@ -19,7 +19,7 @@ def end_of_text_ids(folder: Path, config: Fields, default: int | None, vocab_siz
 
     `default` is the id in transformers' configuration class. As in transformers, it is used if `config` lacks
     the field (null means none) and generation_config.json names no id. Raises CheckpointError for a value
-    that is no id.
+    that is not an id.
     """
     named = [*_field_ids(config)]
     if (folder / "generation_config.json").exists():

@@ -31,7 +31,7 @@ class Fields:
 
     def integer(self, field: str, default: int | None = None, maximum: int = MAX_SIZE) -> int:
         """Return a positive integer up to `maximum`; `default` if the field is absent or null. Raises
-        CheckpointError if neither exists, or the value is another."""
+        CheckpointError if there is neither a value nor a default, or if the value is not such an integer."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self.refuse(field, f"must be a positive integer, not {shown(value)}")
@@ -43,7 +43,8 @@ class Fields:
         self, field: str, default: float | None = None, minimum: float = 1e-30, maximum: float = 1e30
     ) -> float:
         """Return a number from `minimum` to `maximum`, which must be positive; `default` if the field is
-        absent or null. Raises CheckpointError if neither exists, or the value is another."""
+        absent or null. Raises CheckpointError if there is neither a value nor a default, or if the value is
+        not such a number."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             self.refuse(field, f"must be a positive number, not {shown(value)}")

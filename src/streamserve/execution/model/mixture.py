@@ -23,7 +23,8 @@ class ExpertWeights:
 
 def choose(scores: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
     """Return the experts of each row and their weights: int64 and float32 [rows, chosen]. Experts are in
-    order of falling scores, among equal scores of rising numbers. A shared expert is the last of each row."""
+    order of falling scores; experts with equal scores are in order of their numbers. A shared expert is the
+    last of each row."""
     routed = scores[:, : experts.count]
     best, chosen = routed.sort(dim=-1, descending=True, stable=True)
     best, chosen = best[:, : experts.chosen], chosen[:, : experts.chosen]

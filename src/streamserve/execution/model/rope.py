@@ -118,8 +118,8 @@ def _llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeSpec, frequencies: Tensor, dim: int) -> Tensor:
-    """Return frequencies with long wavelengths stretched by `factor`, short ones kept, and those in between
-    blended linearly by dimension. Source: YaRN (arXiv 2309.00071), section 3.2."""
+    """Return frequencies with long wavelengths stretched by `factor` and short wavelengths kept. Wavelengths
+    in between are blended linearly by dimension. Source: YaRN (arXiv 2309.00071), section 3.2."""
 
     def dimension(turns: float) -> float:
         """Return the pair of dimensions that makes `turns` turns in `original_positions`, as a fraction."""

@@ -164,7 +164,7 @@ def weight_bytes(
 ) -> int:
     """Return the bytes of the loaded weights. The layers' matrices are rounded to `format` unless they are
     stored quantized; the head is in the format `head`. `tied_head_copied`: a tied head is stored in addition
-    to the embedding. A head in a quantized format always is."""
+    to the embedding. A head in a quantized format is always stored in addition."""
     size, shapes = dtype.itemsize, weight_shapes(spec)
     others = count_parameters(spec) - layer_matrices(spec)
     if not spec.tied_embeddings:

@@ -52,7 +52,7 @@ class _Answer:
 
 
 class Caller:
-    """Answers requests of batches by calling those of a context's `endpoints` that batches may use."""
+    """Answers requests of batches by calling the `endpoints` of a context that batches may use."""
 
     def __init__(self, context: AppContext, endpoints: Iterable[BoundRoute]) -> None:
         settings = context.settings

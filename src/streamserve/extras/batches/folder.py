@@ -107,7 +107,7 @@ class BatchFolder:
         self.held -= size
 
     def check_number(self) -> None:
-        """Raise RequestError (413) if there are too many files or batches for another one."""
+        """Raise RequestError (413) if the number of files or batches has reached its limit."""
         if max(len(self.files), len(self.batches)) >= MAX_FILES:
             raise RequestError(
                 f"there are {MAX_FILES} files or batches, which is the limit: delete some of them", status=413

@@ -45,10 +45,13 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """POST /v1/batches."""
 
     input_file_id: Annotated[str, about("an uploaded file with one request in JSON per line")]
-    endpoint: Annotated[str, about("the route of all requests", enum=list(ENDPOINTS))]
-    completion_window: Annotated[str, about("the time until which the batch is done", enum=[WINDOW])]
+    endpoint: Annotated[str, about("the route that all requests use", enum=list(ENDPOINTS))]
+    completion_window: Annotated[
+        str, about("the time within which the batch should be answered", enum=[WINDOW])
+    ]
     metadata: Annotated[
-        dict[str, str] | None, about("for the caller's own records", maxProperties=MAX_METADATA)
+        dict[str, str] | None,
+        about("notes of the caller, returned with the batch", maxProperties=MAX_METADATA),
     ] = None
 
 

@@ -63,26 +63,26 @@ class Hosted:
     closed: float = 0.0
     left: asyncio.Event = field(default_factory=asyncio.Event)
     served: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by its first message to a head that adopted it."""
+    """Set by the worker's first message to a head that adopted it."""
 
     @property
     def of_head(self) -> bool:
-        """Whether it is a worker of the present head."""
+        """Whether the worker serves the present head."""
         return self.state in (State.JOINS, State.SERVES)
 
     @property
     def writes(self) -> bool:
-        """Whether it may write KV into the memory of other workers."""
+        """Whether the worker may write KV into the memory of other workers."""
         return self.config.role != "unified"
 
     @property
     def name(self) -> str:
-        """NAME/INCARNATION at its present or latest head."""
+        """The worker's NAME/INCARNATION at its present or latest head."""
         return self.config.worker
 
     @property
     def worker(self) -> str:
-        """NAME at its present or latest head."""
+        """The worker's NAME at its present or latest head."""
         return self.name.rpartition("/")[0]
 
 

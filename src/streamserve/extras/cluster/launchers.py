@@ -55,9 +55,9 @@ def ray_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
 
 
 def next_epoch(key: Path, clock: float | None = None) -> int:
-    """Return the epoch of a new head, and store it next to its key file. It is above all earlier epochs
-    stored there, and heads on several machines are ordered by time. If it cannot be stored, it is the time
-    alone."""
+    """Return the epoch of a new head, and store it next to its key file. The epoch is the present time, or
+    one more than the stored epoch if that is later: so it is above all epochs stored there, and heads on
+    several machines are ordered by their starts. If it cannot be stored, a warning is logged."""
     file = key.with_name(f"{key.name}.epoch")
     stored = file.read_text().strip() if file.exists() else "0"
     now = int(1000 * (time.time() if clock is None else clock))

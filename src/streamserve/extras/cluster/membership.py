@@ -32,7 +32,7 @@ from streamserve.protocol.cluster import (
 logger = logging.getLogger(__name__)
 
 KNOCK_SECONDS = 3.0
-"""Longer than the round trip of a slow link: another Knock makes the answer to the one before useless."""
+"""Longer than the round trip of a slow link: another Knock makes the answer to the previous Knock useless."""
 RESUME_SECONDS = 0.1
 RENEWALS = 6
 """Number of renewals in the time of a lease."""

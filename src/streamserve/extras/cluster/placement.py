@@ -19,7 +19,7 @@ class AgentCandidate:
 
     @property
     def free(self) -> int:
-        """The number of further workers that it can run."""
+        """The number of further workers that the agent can run."""
         return self.slots - len(self.workers)
 
 

@@ -149,7 +149,7 @@ class RayLauncher:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
 
     async def _follow_workers(self) -> None:
-        """Keep as many agents as there are workers. Workers may be added and removed."""
+        """Keep one agent for each worker. Workers may be added and removed."""
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
             missing = len(self._workers) - len(self._kept)
@@ -169,7 +169,8 @@ class RayLauncher:
             self._tasks.spawn(self._keep_together(agents))
 
     async def _keep_together(self, agents: Sequence[KeptAgent]) -> None:
-        """Keep agents: of two halves of a pair on one machine, if that is possible."""
+        """Keep each of these agents running. Two agents, for the halves of a pair, run on one machine if
+        possible."""
         if len(agents) == 1:
             await self._keep(agents[0], {"scheduling_strategy": "SPREAD"})
             return

@@ -60,7 +60,7 @@ class RegisteredAgent:
     seen_at: float
     joined_at: float = 0.0
     kept: list[str] = field(default_factory=list)
-    """Workers of another head that it has kept, and that were not started for this head yet."""
+    """Workers of another head that the agent has kept, and that were not started for this head yet."""
     session: PacketSession = field(default_factory=PacketSession)
     messages: TokenBucket = field(default_factory=lambda: TokenBucket(RATE, BURST))
     size: TokenBucket = field(default_factory=lambda: TokenBucket(BYTE_RATE, BYTE_BURST))

@@ -49,8 +49,8 @@ class PacketSession:
         return packet.body
 
     def acknowledge(self, received: int) -> None:
-        """Process the number of packets that the other side has received. Raises SessionError if it is
-        impossible."""
+        """Process the number of packets that the other side has received. Raises SessionError if the number
+        is impossible."""
         if received > self.sent or received < self.sent - len(self._kept):
             raise SessionError(f"{received} messages were acknowledged, of {self.sent} that were sent")
         while self._kept and self._kept[0].number <= received:

@@ -286,7 +286,7 @@ class WorkerHost:
         self._offer()
 
     async def _make_space(self, config: WorkerConfig) -> None:
-        """End kept workers until there is a free slot for one that is to start."""
+        """End kept workers until there is a free slot for a worker that is to start."""
         while self._kept and len(self._slots) >= self._machine.slots:
             hosted = nearest(self._kept, config)[0]
             logger.warning("worker %s does not match what the head needs: ending it", hosted.name)

@@ -68,7 +68,7 @@ class NixlMemory:
     def __init__(self, machines: bool = False) -> None:
         self.gate = Fence(self) if machines else None
         self.generation = 0
-        """The number of agents that it had before the present agent."""
+        """The number of agents that this memory had before the present agent."""
         self._machines = machines
         self._shared = SharedMemory()
         self._memory: Tensor | None = None

@@ -33,7 +33,7 @@ MIN_SPLIT = (128, 256, 512)
 their items must be longer."""
 
 ITEMS_PER_MULTIPROCESSOR = (4, 4, 2)
-"""Target of splitting, by tile size: items times key-value heads for each multiprocessor."""
+"""Number of items, times key-value heads, that splitting aims at for each multiprocessor, by tile size."""
 
 MAX_GROWTH = 1.25
 """Upper bound of the items after splitting, relative to the items before, in a step that has enough of them
@@ -107,11 +107,11 @@ def plan_attention(
 
     Args:
         block_size: Slots of a KV block.
-        group: Query heads that share one of the `kv_heads`.
-        windows: The layers' windows; repeated windows are planned once.
+        group: Number of query heads that share one of the `kv_heads` key-value heads.
+        windows: The attention window of each layer; layers with equal windows share one plan.
         multiprocessors: Number of multiprocessors of the device.
-        max_partials: Capacity of the workspace, in partial results of one query token and all heads. Fewer
-            items are split where it would be exceeded.
+        max_partials: Capacity of the workspace, in partial results of one query token and all heads. The plan
+            splits fewer items if their partial results would not fit.
 
     Raises ValueError for a group that is too large.
     """
@@ -284,7 +284,7 @@ class _Tiles:
 
 
 def _within(counts: Ints) -> Ints:
-    """Return the numbers 0 to count - 1 of each count, concatenated."""
+    """Return the numbers 0 to count - 1 for each count, concatenated."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
 

@@ -1,4 +1,5 @@
-"""Compile all kernels without a GPU, and show what they need of one: registers, spills, shared memory.
+"""Compile all kernels without a GPU, and show their use of a GPU's resources: registers, spills, shared
+memory.
 
 python -m streamserve.execution.backends.cuda.compile --capability 90
 """

@@ -1,4 +1,4 @@
-"""Decoding steps, whose arrays are updated from the arrays of the step before: in each row, position, slot
+"""Decoding steps, whose arrays are updated from the arrays of the previous step: in each row, position, slot
 and output number grow by one, and sometimes the block table gets a block.
 
     begin    layout of a step   ->  DecodingStep, if it only decodes       arrays made from the spans

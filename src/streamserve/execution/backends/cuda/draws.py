@@ -38,8 +38,8 @@ def pack_params(params: SamplingParams) -> bytes:
 def pack_outputs(
     packed: Iterable[bytes], choices: Sequence[int], outputs: Sequence[int]
 ) -> NDArray[np.int32]:
-    """Return the draws of one token for each of these requests, [draws, DRAW_WORDS], from their parameters as
-    `packed` by `pack_params`. Faster than `pack_draws`."""
+    """Return the draws of one token for each of several requests, [draws, DRAW_WORDS], from their parameters
+    as `packed` by `pack_params`. Faster than `pack_draws`."""
     draws = np.frombuffer(bytearray().join(packed), np.int32).reshape(-1, DRAW_WORDS)
     draws[:, CHOICE] = np.array(choices, np.int64)
     draws[:, OUTPUT] = np.array(outputs, np.int64)

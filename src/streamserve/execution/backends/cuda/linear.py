@@ -20,7 +20,7 @@ class TorchLinear:
 
     @property
     def packed(self) -> PackedWeight:
-        """The weight in the form of the experts' kernels."""
+        """The weight in the form that the experts' kernels read."""
         return PackedWeight(Kind.FLOATS, self.weight, self.in_features)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class WideLinear:
         self.weight = weight
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return y. It is in `out`, if that is given and the library can write to it."""
+        """Return the product y. It is in `out` if `out` is given and the library can write to it."""
         if x.dtype == torch.float32:
             return torch.nn.functional.linear(x, self.weight)
         if x.device.type == "cpu":

@@ -68,7 +68,7 @@ KV_FRACTION = 0.9
 """Default fraction of the device memory, free after weights and reserve, that the KV pool takes."""
 
 GRAPH_BYTES = 512 << 20
-"""Memory that captured graphs may take."""
+"""Maximum memory of captured graphs, in bytes."""
 
 MAX_DRAFT_POSITIONS = 256
 """Positions after the longest text that rotation tables have for tree nodes."""

@@ -252,7 +252,7 @@ def follow(stream: IO[bytes], runner: Runner, ranks: Ranks, host: DeviceHostPool
 
 
 def obey(message: Message, runner: Runner, ranks: Ranks, host: DeviceHostPool | None) -> None:
-    """Do the work that one message names."""
+    """Do the work that one message of the leader asks for."""
     match message:
         case ForwardCall():
             runner.forward(lay_out(message.spans, runner.cache.block_size), message.sources)

@@ -134,7 +134,8 @@ class Runner:
 
     @property
     def places(self) -> Tensor:
-        """Draft tokens on the device [PLACES]. A token -1 - p of a pass stands for the token at place p."""
+        """Draft tokens on the device [PLACES]. In a pass's input, the token -1 - p stands for the draft token
+        at place p."""
         return self._results[RESULTS:]
 
     @property

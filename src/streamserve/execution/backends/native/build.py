@@ -70,8 +70,8 @@ def kernel_folder() -> Path:
 
 
 def find_compiler() -> str:
-    """Return the path of the C++ compiler: the one in CXX, or the first of the usual ones. Raises BuildFailed
-    if there is none."""
+    """Return the path of the C++ compiler: the compiler that CXX names, or the first usual one that is
+    installed. Raises BuildFailed if there is none."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         path = shutil.which(name) if name else None
         if path:

@@ -32,9 +32,9 @@ def packaged_library(folder: Path = FOLDER, bound: KernelPath | None = None) -> 
 
 
 def rates_file(library: Path) -> Path:
-    """Return the path of the rates measured with a library. For a compiled library it is next to it. For a
-    packaged one it is in the user's cache folder, because machines may share the package's folder, or it may
-    not be writable."""
+    """Return the path of the rates measured with a library. The file is next to a compiled library. For a
+    packaged library it is in the user's cache folder, because the package's folder may be shared by machines,
+    or not writable."""
     if library.parent != FOLDER:
         return library.with_suffix(".json")
     digest = hashlib.blake2b(library.read_bytes(), digest_size=16)

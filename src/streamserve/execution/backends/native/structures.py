@@ -7,7 +7,7 @@ from struct import Struct
 
 PANEL = 64
 CHUNK = 32
-"""cpp/common.h: PANEL, CHUNK."""
+"""The constants PANEL and CHUNK of cpp/common.h."""
 
 LORA_MAPS = 4
 """Linear maps of a layer that adapters add to; cpp/lora.h: LORA_MAPS."""
@@ -17,7 +17,7 @@ MAX_QUERY_GROUP = 256
 
 
 class LinearStruct(ctypes.Structure):
-    """cpp/common.h: Linear."""
+    """The structure `Linear` of cpp/common.h."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -40,7 +40,7 @@ class LinearStruct(ctypes.Structure):
 
 
 class SpanStruct(ctypes.Structure):
-    """cpp/attention.h: Span."""
+    """The structure `Span` of cpp/attention.h."""
 
     _fields_ = (
         ("blocks", c_void_p),
@@ -53,19 +53,19 @@ class SpanStruct(ctypes.Structure):
 
 
 class ScoringStruct(ctypes.Structure):
-    """cpp/attention.h: Scoring."""
+    """The structure `Scoring` of cpp/attention.h."""
 
     _fields_ = (("scale", c_float), ("cap", c_float))
 
 
 class GatingStruct(ctypes.Structure):
-    """cpp/gemm.h: Gating."""
+    """The structure `Gating` of cpp/gemm.h."""
 
     _fields_ = (("activation", c_int32), ("alpha", c_float), ("limit", c_float))
 
 
 class CacheLayerStruct(ctypes.Structure):
-    """cpp/attention.h: CacheLayer."""
+    """The structure `CacheLayer` of cpp/attention.h."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -78,7 +78,7 @@ class CacheLayerStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """cpp/layers.h: Experts."""
+    """The structure `Experts` of cpp/layers.h."""
 
     _fields_ = (
         ("router", LinearStruct),
@@ -92,7 +92,7 @@ class ExpertsStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """cpp/layers.h: Layer."""
+    """The structure `Layer` of cpp/layers.h."""
 
     _fields_ = (
         ("attention_norm", c_void_p),
@@ -112,7 +112,7 @@ class LayerStruct(ctypes.Structure):
 
 
 class ModelStruct(ctypes.Structure):
-    """cpp/layers.h: Model."""
+    """The structure `Model` of cpp/layers.h."""
 
     _fields_ = (
         ("layers", POINTER(LayerStruct)),
@@ -133,13 +133,13 @@ class ModelStruct(ctypes.Structure):
 
 
 class LowRankColumnsStruct(ctypes.Structure):
-    """cpp/lora.h: LowRankColumns."""
+    """The structure `LowRankColumns` of cpp/lora.h."""
 
     _fields_ = (("offset", c_int64), ("first", c_int32), ("ranks", c_int32))
 
 
 class LowRankStruct(ctypes.Structure):
-    """cpp/lora.h: LowRank."""
+    """The structure `LowRank` of cpp/lora.h."""
 
     _fields_ = (
         ("a", c_void_p),
@@ -152,7 +152,7 @@ class LowRankStruct(ctypes.Structure):
 
 
 class LoraStruct(ctypes.Structure):
-    """cpp/lora.h: Lora."""
+    """The structure `Lora` of cpp/lora.h."""
 
     _fields_ = (
         ("adapters", POINTER(POINTER(LowRankStruct))),
@@ -163,7 +163,7 @@ class LoraStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """cpp/layers.h: Step."""
+    """The structure `Step` of cpp/layers.h."""
 
     _fields_ = (
         ("spans", POINTER(SpanStruct)),
@@ -177,7 +177,7 @@ class StepStruct(ctypes.Structure):
 
 
 class CacheStruct(ctypes.Structure):
-    """cpp/layers.h: Cache."""
+    """The structure `Cache` of cpp/layers.h."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -189,7 +189,7 @@ class CacheStruct(ctypes.Structure):
 
 
 class DrawStruct(ctypes.Structure):
-    """cpp/sampling.h: Draw."""
+    """The structure `Draw` of cpp/sampling.h."""
 
     _fields_ = (
         ("scores", c_void_p),
@@ -208,8 +208,8 @@ _CODES = {c_void_p: "P", c_uint64: "Q", c_double: "d", c_int32: "i", c_uint32: "
 
 
 def packer(structure: type[ctypes.Structure]) -> Struct:
-    """Return what packs the fields of a structure of plain numbers, which takes a fraction of the time of
-    making one with ctypes."""
+    """Return a packer of the fields of a structure of plain numbers: it takes a fraction of the time that
+    ctypes needs to make the structure."""
     packed = Struct("".join(_CODES[kind] for _, kind in structure._fields_))  # type: ignore[misc]
     assert packed.size == ctypes.sizeof(structure)
     return packed

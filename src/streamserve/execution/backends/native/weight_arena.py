@@ -46,7 +46,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class Region:
-    """Addresses for up to `size` bytes of a file. They are released when the last tensor in them is."""
+    """Addresses for up to `size` bytes of a file. They are released with the last tensor in them."""
 
     def __init__(self, size: int) -> None:
         """Reserve the addresses. Raises OSError if that fails."""

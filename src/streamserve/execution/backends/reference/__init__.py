@@ -1,1 +1,1 @@
-"""Attention in plain torch. Linear maps, norms and experts of the reference are those of model/."""
+"""Attention in plain torch. The reference backend takes linear maps, norms and experts from model/."""

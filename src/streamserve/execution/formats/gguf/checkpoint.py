@@ -64,7 +64,7 @@ class GgufCheckpoint:
 
     @property
     def path(self) -> Path:
-        """The path of the first file."""
+        """The path of the checkpoint's first file."""
         return self._model.path
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -90,7 +90,8 @@ class GgufCheckpoint:
 
     def log_rounded(self, spec: ModelSpec, dtype: torch.dtype, head_is_stored: bool) -> None:
         """Log the matrices that are rounded to floats of `dtype`. Matrices that are computed in their stored
-        format are not rounded; `head_is_stored` says that the head is. Routers, in float32, never are."""
+        format are not rounded; `head_is_stored`: whether the head is computed in its stored format. Routers,
+        in float32, never are."""
         exact = {kind for kind, held in FLOATS.items() if held == dtype or dtype == torch.float32}
         formats = spec.stored.by_module if spec.stored else {}
         modules = [module for module, stored in formats.items() if stored] + router_modules(spec)

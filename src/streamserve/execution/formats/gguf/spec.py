@@ -40,13 +40,14 @@ KNOWN = {
 """Entries of any architecture that are supported, or have no effect."""
 
 WITH_WINDOWS = {"LlamaForCausalLM": "MistralForCausalLM", "Olmo2ForCausalLM": "Olmo3ForCausalLM"}
-"""Architectures with sliding windows whose files have the name of one without, by that one's name."""
+"""Architectures with sliding windows whose files have the name of an architecture without windows, by that
+name."""
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """Constants of gpt-oss that GGUF does not record."""
 
 BLOCK_VERSION = 2
-"""The supported version of the blocks' layout; GGUF files never had another."""
+"""The supported version of the blocks' layout; GGUF files never had another version."""
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -107,7 +107,7 @@ class StoredFormats:
 
     @property
     def main(self) -> WeightFormat:
-        """The format of the most matrices; among equally frequent ones the first."""
+        """The most frequent format of the matrices; the first one if several are equally frequent."""
         formats = Counter(stored.weights for layer in self.layers for stored in layer if stored)
         return formats.most_common(1)[0][0]
 
@@ -167,8 +167,8 @@ def refuse_dynamic(fields: Fields) -> None:
 
 
 def require(fields: Fields, name: str, *supported: object) -> None:
-    """Raise CheckpointError unless a field has one of the supported values. An absent or null field has the
-    first one."""
+    """Raise CheckpointError unless a field has one of the supported values. An absent or null field counts as
+    the first of these values."""
     value = fields.get(name)
     value = supported[0] if value is None else value
     # Types are compared too: 1 == True in Python. A set of the values would fail for unhashable ones.

@@ -1,11 +1,11 @@
 """MXFP4 checkpoints of experts with stacked matrices, the published form of gpt-oss: the tensors of a layer.
 
-    mlp.experts.gate_up_proj_blocks    uint8 [experts, out, in / 32, 16]   two numbers a byte, the first low
+    mlp.experts.gate_up_proj_blocks    uint8 [experts, out, in / 32, 16]   two numbers a byte
     mlp.experts.gate_up_proj_scales    uint8 [experts, out, in / 32]       exponents e
     mlp.experts.down_proj_…            likewise
 
-A number is 2^(e - 127) · m, where the four bits m are a sign, two bits of exponent and one of fraction. Gates
-and values alternate in the outputs of gate_up_proj.
+The first number of a byte is in its low bits. A number is 2^(e - 127) · m, where the four bits m are a sign,
+two bits of exponent and one of fraction. Gates and values alternate in the outputs of gate_up_proj.
 """
 
 from dataclasses import dataclass

@@ -36,8 +36,9 @@ def multiply_routed(
 
 def combine_experts(outputs: Tensor, shares: Tensor, shared: Tensor | None) -> Tensor:
     """Return the weighted sums [rows, n] of the `outputs` [rows x chosen, n] of each row's experts. `shares`
-    [rows, chosen] (float32) are the weights. Sums are in float32, in order of the experts. The output of an
-    expert of all rows, `shared` [rows, n], is the last one, with the last column of `shares`."""
+    [rows, chosen] (float32) are the weights. Sums are in float32, in order of the experts. `shared` [rows,
+    n]: the output of the shared expert, which is added last, with the weights in the last column of
+    `shares`."""
     rows = len(shares)
     parts = list(outputs.view(rows, -1, outputs.shape[-1]).unbind(1))
     parts += [] if shared is None else [shared]

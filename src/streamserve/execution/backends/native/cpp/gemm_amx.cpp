@@ -29,6 +29,7 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
+// Return whether AMX can be used. Linux grants the tile registers only to processes that request them.
 bool request_amx() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     return processor_has(HAS_AMX_BF16) && processor_has(HAS_AMX_TILE) &&

@@ -110,6 +110,7 @@ class Runner {
         CacheLayer cache = layer_of(model_, cache_, number);
         for_rows(pool_, rows, [&](int row) { place(layer, cache, row); });
         pool_.barrier();
+        // All keys and values of the layer are in the cache: another thread may send them now (transfer/pools.py).
         if (thread == 0) __atomic_fetch_add(cache_.written, 1, __ATOMIC_RELEASE);
         const std::vector<Item>& items = items_.at(layer.window);
         Attention attention{step_.spans,  qkv_,           qkv_width_, model_.heads, model_.path,

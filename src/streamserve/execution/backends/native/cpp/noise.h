@@ -36,6 +36,7 @@ inline void random_words(const Draw& draw, const int32_t* ids, int count, uint64
     for (int lane = 0; lane < LANES; lane++) words[lane] = c1[lane] << 32 | c0[lane];
 }
 
+// Return a number in (0, 1). The largest sum rounds to 1, for which the noise would be infinite.
 inline double uniform(uint64_t words) {
     double u = (double(int64_t(words >> 11)) + 0.5) * 0x1p-53;
     return u < 1.0 - 0x1p-53 ? u : 1.0 - 0x1p-53;
