@@ -10,6 +10,7 @@ After a lost connection, `Resume` continues a session whose lease has not ended.
 is not fulfilled. Packets carry the encoded commands of the launcher and messages of workers.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -175,33 +176,9 @@ class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
 
 FromMachine = Started | ForwardedMessage | Beat | WorkerEnded
 
-_encoder = msgspec.msgpack.Encoder()
-_from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
-_from_head: msgspec.msgpack.Decoder[FromHead] = msgspec.msgpack.Decoder(FromHead)
-_to_machine: msgspec.msgpack.Decoder[ToMachine] = msgspec.msgpack.Decoder(ToMachine)
-_from_machine: msgspec.msgpack.Decoder[FromMachine] = msgspec.msgpack.Decoder(FromMachine)
-
-
-def encode(message: FromAgent | FromHead | ToMachine | FromMachine) -> bytes:
-    """Return one message as msgpack bytes."""
-    return _encoder.encode(message)
-
-
-def decode_from_agent(data: bytes) -> FromAgent:
-    """Decode a message at the head. Raises msgspec.DecodeError for anything else."""
-    return _from_agent.decode(data)
-
-
-def decode_from_head(data: bytes) -> FromHead:
-    """Decode a message at the agent. Raises msgspec.DecodeError for anything else."""
-    return _from_head.decode(data)
-
-
-def decode_to_machine(data: bytes) -> ToMachine:
-    """Decode a packet's body at the agent. Raises msgspec.DecodeError for anything else."""
-    return _to_machine.decode(data)
-
-
-def decode_from_machine(data: bytes) -> FromMachine:
-    """Decode a packet's body at the head. Raises msgspec.DecodeError for anything else."""
-    return _from_machine.decode(data)
+encode: Callable[[FromAgent | FromHead | ToMachine | FromMachine], bytes] = msgspec.msgpack.Encoder().encode
+decode_from_agent: Callable[[bytes], FromAgent] = msgspec.msgpack.Decoder(FromAgent).decode
+decode_from_head: Callable[[bytes], FromHead] = msgspec.msgpack.Decoder(FromHead).decode
+decode_to_machine: Callable[[bytes], ToMachine] = msgspec.msgpack.Decoder(ToMachine).decode
+decode_from_machine: Callable[[bytes], FromMachine] = msgspec.msgpack.Decoder(FromMachine).decode
+"""The decoders raise msgspec.DecodeError for anything else."""

@@ -10,13 +10,16 @@ So neither network faults nor a restart can make target and service disagree abo
 drafted for.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from streamserve.protocol.messages import Failed, ModelInfo
 from streamserve.protocol.sampling import SamplingParams
+
+T = TypeVar("T")
 
 DRAFT_VERSION = 1
 MAX_MESSAGE_BYTES = 4 << 20
@@ -215,31 +218,6 @@ class Unknown(msgspec.Struct, tag=True, frozen=True):
 ToService = Hello | DraftRequests | Ping | Bye
 ToTarget = Welcome | Refused | Busy | Drafts | Lost | Pong | Unknown
 
-_encoder = msgspec.msgpack.Encoder()
-_to_service: msgspec.msgpack.Decoder[ToService] = msgspec.msgpack.Decoder(ToService)
-_to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
-
-
-def encode(message: ToService | ToTarget) -> bytes:
-    """Return one message as msgpack bytes."""
-    return _encoder.encode(message)
-
-
-def decode_to_service(data: bytes | memoryview) -> ToService:
-    """Decode a message at the service. Raises msgspec.DecodeError for anything else."""
-    try:
-        return _to_service.decode(data)
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise msgspec.DecodeError(type(error).__name__) from error
-
-
-def decode_to_target(data: bytes | memoryview) -> ToTarget:
-    """Decode a message at the target. Raises msgspec.DecodeError for anything else."""
-    try:
-        return _to_target.decode(data)
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise msgspec.DecodeError(type(error).__name__) from error
-
 
 class DraftReady(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Tells the parent process that the service listens at `address`."""
@@ -327,14 +305,25 @@ class DraftReport(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 FromDrafting = DraftReady | Failed | DraftReport
-_from_drafting: msgspec.msgpack.Decoder[FromDrafting] = msgspec.msgpack.Decoder(FromDrafting)
+
+encode: Callable[[ToService | ToTarget | FromDrafting], bytes] = msgspec.msgpack.Encoder().encode
+decode_report: Callable[[bytes], FromDrafting] = msgspec.msgpack.Decoder(FromDrafting).decode
+_to_service: msgspec.msgpack.Decoder[ToService] = msgspec.msgpack.Decoder(ToService)
+_to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
 
 
-def encode_report(message: FromDrafting) -> bytes:
-    """Return a draft service's message to its parent process as msgpack bytes."""
-    return _encoder.encode(message)
+def decode_to_service(data: bytes | memoryview) -> ToService:
+    """Decode a message at the service. Raises msgspec.DecodeError for anything else."""
+    return _decode(_to_service, data)
 
 
-def decode_report(data: bytes) -> FromDrafting:
-    """Decode a message from `encode_report`. Raises msgspec.DecodeError for anything else."""
-    return _from_drafting.decode(data)
+def decode_to_target(data: bytes | memoryview) -> ToTarget:
+    """Decode a message at the target. Raises msgspec.DecodeError for anything else."""
+    return _decode(_to_target, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(type(error).__name__) from error

@@ -4,6 +4,7 @@ writer DEALER ── Write, one frame for each row ──▶ ROUTER owner     bo
               ◀── Written ────────────────────────
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -49,21 +50,7 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
     error: Annotated[str, msgspec.Meta(max_length=500)] = ""
 
 
-_encoder = msgspec.msgpack.Encoder()
-_write = msgspec.msgpack.Decoder(Write)
-_written = msgspec.msgpack.Decoder(Written)
-
-
-def encode(message: Write | Written) -> bytes:
-    """Return one message as msgpack bytes."""
-    return _encoder.encode(message)
-
-
-def decode_write(data: bytes) -> Write:
-    """Decode a Write. Raises msgspec.DecodeError on anything else."""
-    return _write.decode(data)
-
-
-def decode_written(data: bytes) -> Written:
-    """Decode a Written. Raises msgspec.DecodeError on anything else."""
-    return _written.decode(data)
+encode: Callable[[Write | Written], bytes] = msgspec.msgpack.Encoder().encode
+decode_write = msgspec.msgpack.Decoder(Write).decode
+decode_written = msgspec.msgpack.Decoder(Written).decode
+"""The decoders raise msgspec.DecodeError for anything else."""

@@ -6,6 +6,7 @@ worker  → control   Ready, Failed, Events, Transfers, Traced, Report, AdapterL
 agent   → worker    Leave, Adopt: between two heads; answered by Left
 """
 
+from collections.abc import Callable
 from enum import Enum
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
@@ -477,21 +478,7 @@ FromWorker = (
     Ready | Failed | Events | Transfers | Cached | Traced | Report | AdapterLoaded | KeptOutputs | Left
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-
-
-def encode(message: ToWorker | FromWorker) -> bytes:
-    """Return one message as msgpack bytes."""
-    return _encoder.encode(message)
-
-
-def decode_to_worker(data: bytes) -> ToWorker:
-    """Decode a message at the worker. Raises msgspec.DecodeError for anything else."""
-    return _to_worker.decode(data)
-
-
-def decode_from_worker(data: bytes) -> FromWorker:
-    """Decode a message at the control process. Raises msgspec.DecodeError for anything else."""
-    return _from_worker.decode(data)
+encode: Callable[[ToWorker | FromWorker], bytes] = msgspec.msgpack.Encoder().encode
+decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
+"""The decoders raise msgspec.DecodeError for anything else."""

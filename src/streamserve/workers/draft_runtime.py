@@ -18,7 +18,7 @@ from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.draft_service.server.explain import report
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import DraftBatch, TargetReply
-from streamserve.protocol.drafting import Reason, decode_to_service, encode, encode_report, printable
+from streamserve.protocol.drafting import Reason, decode_to_service, encode, printable
 from streamserve.protocol.messages import Stop, decode_to_worker
 from streamserve.workers.draft_listener import DraftListener, Failure, ReceivedMessage
 
@@ -199,7 +199,7 @@ class ServiceRuntime:
                     self._outs.append(out)
                 state = report(self._service, now)
             with contextlib.suppress(zmq.Again):  # the parent's queue is full: skip this report
-                self._parent.send(encode_report(state), zmq.NOBLOCK)
+                self._parent.send(encode(state), zmq.NOBLOCK)
 
     def _receive(self) -> None:
         """Process a limited number of received messages."""

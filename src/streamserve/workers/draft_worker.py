@@ -22,7 +22,7 @@ from streamserve.execution.loading.load import load, make_drafter
 from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import parse_endpoint, read_clients, read_key_pair
-from streamserve.protocol.drafting import DraftReady, encode_report
+from streamserve.protocol.drafting import DraftReady, encode
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed
@@ -47,10 +47,10 @@ def run(config: WorkerConfig) -> int:
             service = make_service(config.drafting, loaded, Path(config.model.path))
             listener = listen(context, config.drafting)
         except (CheckpointError, ValueError, OSError, zmq.ZMQError) as error:
-            parent.send(encode_report(Failed(str(error), BAD_SETTING_EXIT_STATUS)))
+            parent.send(encode(Failed(str(error), BAD_SETTING_EXIT_STATUS)))
             return BAD_SETTING_EXIT_STATUS
         info = loaded.model_info
-        parent.send(encode_report(DraftReady(
+        parent.send(encode(DraftReady(
             address=listener.address, model=info, kv_cache_bytes=loaded.kv_cache_bytes,
             num_blocks=loaded.engine_config.num_blocks, load_seconds=time.monotonic() - started,
         )))  # fmt: skip
