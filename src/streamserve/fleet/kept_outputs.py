@@ -9,13 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamserve.fleet.events import Open
-from streamserve.protocol.kept import (
-    KEPT_SECONDS,
-    LOGPROB_BYTES,
-    MAX_KEPT_BYTES,
-    MAX_KEPT_OUTPUTS,
-    TOKEN_BYTES,
-)
+from streamserve.protocol.kept import KEPT_SECONDS, MAX_KEPT_BYTES, MAX_KEPT_OUTPUTS
 from streamserve.protocol.messages import KeptOutputs, KeptToken
 
 logger = logging.getLogger(__name__)
@@ -33,7 +27,7 @@ class _Output:
 
     @property
     def bytes(self) -> int:
-        return sum(_size(token) for tokens in self.choices.values() for token in tokens)
+        return sum(token.size for tokens in self.choices.values() for token in tokens)
 
 
 class KeptOutputStore:
@@ -113,7 +107,3 @@ def _usable(tokens: list[KeptToken], scored: bool, limit: int) -> list[KeptToken
         if token.finish:
             break
     return usable
-
-
-def _size(token: KeptToken) -> int:
-    return TOKEN_BYTES + LOGPROB_BYTES * (len(token.top or ()) + (token.logprob is not None))

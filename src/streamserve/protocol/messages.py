@@ -17,7 +17,7 @@ from streamserve import __version__
 from streamserve.protocol.adapters import Fingerprint
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.cost_curve import CostCurve
-from streamserve.protocol.kept import MAX_KEPT_OUTPUTS, Digest
+from streamserve.protocol.kept import LOGPROB_BYTES, MAX_KEPT_OUTPUTS, TOKEN_BYTES, Digest
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import (
@@ -449,6 +449,11 @@ class KeptToken(msgspec.Struct, frozen=True, array_like=True):
     logprob: float | None = None
     top: list[LikelyToken] | None = None
     finish: FinishReason | None = None
+
+    @property
+    def size(self) -> int:
+        """Its approximate bytes in a process."""
+        return TOKEN_BYTES + LOGPROB_BYTES * (len(self.top or ()) + (self.logprob is not None))
 
 
 class KeptOutput(msgspec.Struct, frozen=True, array_like=True):

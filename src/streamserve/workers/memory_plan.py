@@ -10,13 +10,7 @@ import sys
 import msgspec
 
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.model_memory import (
-    MemoryPlan,
-    MemoryRequest,
-    ModelMemory,
-    PlannedModel,
-    PlanRefused,
-)
+from streamserve.protocol.model_memory import MemoryPlan, MemoryRequest, PlanRefused
 
 BUDGET_SHARE = 0.8
 """Default share of the available memory for all models together."""
@@ -28,27 +22,20 @@ def plan(request: MemoryRequest) -> MemoryPlan | PlanRefused:
     The KV caches of all models together take by default at most the share of the budget that the KV cache of
     a single model takes.
     """
+    from streamserve.execution.loading.footprint import footprint
+    from streamserve.execution.loading.memory import KV_FRACTION
     from streamserve.system.available_memory import available_bytes
 
+    fraction = KV_FRACTION / len(request.models)
     budget = int(available_bytes() * BUDGET_SHARE) if request.budget is None else request.budget
     planned = []
     for model in request.models:
         try:
-            planned.append(_model_memory(model, budget, len(request.models)))
+            planned.append(footprint(model.config, budget, fraction, model.workers))
         except CheckpointError as error:
             limit = f"the models' memory is {budget / 1e6:.1f} MB (--models-memory-bytes)"
             return PlanRefused(f"{model.name}: {error}; {limit}")
     return MemoryPlan(budget, tuple(planned))
-
-
-def _model_memory(model: PlannedModel, budget: int, models: int) -> ModelMemory:
-    from streamserve.execution.loading.footprint import footprint
-    from streamserve.execution.loading.memory import KV_FRACTION
-
-    taken = footprint(model.config, budget, KV_FRACTION / models, model.workers)
-    return ModelMemory(
-        taken.weights, taken.kv_cache, taken.swap, taken.adapters, taken.num_blocks, taken.max_model_len
-    )
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ all tokens.
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from streamserve.protocol.kept import LOGPROB_BYTES, MAX_KEPT_BYTES, MAX_KEPT_OUTPUTS, TOKEN_BYTES
+from streamserve.protocol.kept import MAX_KEPT_BYTES, MAX_KEPT_OUTPUTS
 from streamserve.protocol.messages import (
     Cancel,
     Event,
@@ -86,7 +86,7 @@ class OutputKeeper:
 
     def _extend(self, request: str, choice: int, tokens: list[KeptToken]) -> None:
         self._kept[request][1].setdefault(choice, []).extend(tokens)
-        self._bytes += sum(map(size_of, tokens))
+        self._bytes += sum(token.size for token in tokens)
 
     def _limit(self) -> None:
         """Forget the oldest requests beyond the limits."""
@@ -95,12 +95,7 @@ class OutputKeeper:
 
     def _forget(self, request: str) -> None:
         _, choices = self._kept.pop(request, (b"", {}))
-        self._bytes -= sum(size_of(token) for tokens in choices.values() for token in tokens)
-
-
-def size_of(token: KeptToken) -> int:
-    """Return the approximate bytes of a kept token."""
-    return TOKEN_BYTES + LOGPROB_BYTES * (len(token.top or ()) + (token.logprob is not None))
+        self._bytes -= sum(token.size for tokens in choices.values() for token in tokens)
 
 
 def _unscored(tokens: list[int]) -> list[KeptToken]:

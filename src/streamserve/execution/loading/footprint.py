@@ -1,6 +1,5 @@
 """Compute the memory that a loaded model takes, without loading it."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.execution.backends.cuda.device import choose_device
@@ -10,26 +9,13 @@ from streamserve.execution.loading.loaded import Source, open_source, plan_memor
 from streamserve.execution.model.shapes import weight_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.model_memory import ModelMemory
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """The bytes that all workers of a model take together, a draft model included: `weights`, KV caches, host
-    pools (`swap`), and the memory reserved for LoRA adapters. Each worker's KV cache has `num_blocks`
-    blocks."""
-
-    weights: int
-    kv_cache: int
-    swap: int
-    adapters: int
-    num_blocks: int
-    max_model_len: int
-
-
-def footprint(config: ModelConfig, free: int, kv_fraction: float, workers: int = 1) -> Footprint:
-    """Return the footprint of `workers` workers in `free` bytes, as `load` plans it on a CPU. By default the
-    KV caches take at most `kv_fraction` of the memory that the weights leave. With kernels the workers share
-    one copy of the weights. Raises CheckpointError for a model that cannot be served."""
+def footprint(config: ModelConfig, free: int, kv_fraction: float, workers: int = 1) -> ModelMemory:
+    """Return the memory that `workers` workers take together in `free` bytes, as `load` plans it on a CPU. By
+    default the KV caches take at most `kv_fraction` of the memory that the weights leave. With kernels the
+    workers share one copy of the weights. Raises CheckpointError for a model that cannot be served."""
     spec, checkpoint = open_checkpoint(Path(config.path), config.task == "embed")
     if config.backend == "device" or choose_device(config.device).type == "cuda":
         raise CheckpointError("models that are loaded on demand are computed on a CPU: use --device cpu")
@@ -37,7 +23,7 @@ def footprint(config: ModelConfig, free: int, kv_fraction: float, workers: int =
     shared = has_kernels(config, spec)
     copied = tied_head_is_copied(shared, source.dtype)
     sizes = plan_memory(source, free, copied, fraction=kv_fraction, share=1 / workers, weights_shared=shared)
-    return Footprint(
+    return ModelMemory(
         _weights(source, copied) * (1 if shared else workers),
         sizes.blocks * sizes.block_bytes * workers,
         sizes.swap_blocks * sizes.block_bytes * workers,
