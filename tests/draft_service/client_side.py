@@ -50,5 +50,5 @@ class Side:
         self.client.heard(link, message, self.now)
 
     def take(self) -> tuple[int, ...] | None:
-        tree = self.client.pop_trees().get(1)
+        tree = self.client.sequences.pop_trees().get(1)
         return tree.tokens if tree else None

@@ -86,7 +86,7 @@ class ServiceDrafter:
         self._exchange(self.client.tick(self.now))
 
     def foresee(self, requests: Sequence[DraftRequest]) -> None:
-        self.client.foresee(requests)
+        self.client.sequences.foresee(requests)
         self.maintain()
         if self._random.random() >= self._late:  # while the target computes
             for number, simulated in enumerate(self.services):
@@ -111,14 +111,14 @@ class ServiceDrafter:
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         if self._random.random() >= self._late:
             self.run_services()
-        trees = self.client.pop_trees()
+        trees = self.client.sequences.pop_trees()
         self.trees += len(trees)
         self._by_service.update(self.client.sequences.by_id[id].drafted_by for id in trees)
         self._taken = {id: (self.client.sequences.by_id[id].length, tree) for id, tree in trees.items()}
         return trees
 
     def release(self, ids: Sequence[int]) -> None:
-        self.client.release(ids)
+        self.client.sequences.release(ids)
 
     def run_services(self, until: Callable[[], bool] = lambda: False) -> None:
         """Let the services work, at the same time, until nothing waits."""

@@ -243,7 +243,9 @@ class Star:
 
     def _hear(self, target: Target, number: int, data: bytes) -> None:
         self._to_services(target, target.client.heard(number, decode_to_target(data), self.now))
-        if target.waiting_since is not None and not target.client.outstanding(self.now, target.max_waits):
+        if target.waiting_since is not None and not target.client.sequences.outstanding(
+            self.now, target.max_waits
+        ):
             self._collect(target)
 
     def _draft(self, number: int) -> None:
@@ -283,7 +285,7 @@ class Star:
         outs += client.begin(requests, self.now, target.max_wait, target.verify, target.verify)
         self._to_services(target, outs)
         target.waiting_since = since = self.now
-        if not client.outstanding(self.now, target.max_waits):
+        if not client.sequences.outstanding(self.now, target.max_waits):
             self._collect(target)
             return
         self.after(target.max_wait, lambda: self._collect(target) if target.waiting_since == since else None)
@@ -297,7 +299,7 @@ class Star:
     def _collect(self, target: Target) -> None:
         """Verify the received trees; continue afterwards."""
         target.waiting_since = None
-        trees = target.client.pop_trees()
+        trees = target.client.sequences.pop_trees()
         new = [(text, self._verify(text, trees.get(text.id))) for text in target.texts]
         drafted = set(trees)
         self.after(target.verify, lambda: self._commit(target, new, drafted))
@@ -333,6 +335,6 @@ class Star:
                 target.accepted_at.append((self.now, len(tokens) - 1))
             if text.outputs >= target.length:
                 target.finished.append(text.tokens)
-                target.client.release([text.id])
+                target.client.sequences.release([text.id])
                 target.texts[target.texts.index(text)] = self._open(target)
         self._begin(target)

@@ -137,7 +137,7 @@ def test_answers_that_come_late_or_twice_are_dropped_and_are_no_fault() -> None:
     ((_, first),) = side.begin([1, 2, 3])
     side.answer(first.number, 4, root=3)
     side.answer(first.number, 4, root=3)
-    side.client.release([1])
+    side.client.sequences.release([1])
     side.answer(first.number, 4, root=3)
     answer(side, Draft(77, 0, 1, GOOD))
     side.client.heard(0, Lost(side.client.links[0].tag, [1, 2, 99]), side.now)
@@ -188,7 +188,7 @@ def test_probation_grows_longer_each_time_and_has_an_end() -> None:
         link = side.client.links[0]
         waits.append(round(link.reputation.until - side.now, 6))
         side.now = link.reputation.until + 0.01
-        side.client.release([1])
+        side.client.sequences.release([1])
     assert waits[:3] == [FIRST_PROBATION, 2 * FIRST_PROBATION, 4 * FIRST_PROBATION]
     assert waits[-1] == LONGEST_PROBATION
     assert side.client.links[0].reputation.probations == 10

@@ -218,7 +218,7 @@ def test_released_sequences_are_forgotten_by_their_service_alone():
     side.open()
     links = {id: side.begin([1, 2], id=id)[0][0] for id in range(1, 5)}
     assert sorted(links.values()) == [0, 0, 1, 1], "equal services share them"
-    side.client.release([1, 2, 3, 4])
+    side.client.sequences.release([1, 2, 3, 4])
     side.begin([1], id=5)
     side.now += 1.0
     told = {

@@ -85,12 +85,12 @@ def sent(outs: list) -> list:
 def test_a_client_sends_what_is_new_of_a_prompt_and_again_to_another_session() -> None:
     side = Side()
     side.open()
-    side.client.foresee([foreseen(20)])
+    side.client.sequences.foresee([foreseen(20)])
     assert [(d.base, d.retained, len(d.tokens), d.depth) for d in sent(side.client.tick(side.now))] == [
         (0, 0, 20, 0)
     ]
     assert not sent(side.client.tick(side.now)), "once"
-    side.client.foresee([foreseen(26)])
+    side.client.sequences.foresee([foreseen(26)])
     assert [(d.retained, len(d.tokens)) for d in sent(side.client.tick(side.now))] == [(20, 6)]
     side.client.sequences.by_id[1].reset()  # as for a restarted service
     assert [(d.base, len(d.tokens)) for d in sent(side.client.tick(side.now))] == [(0, 26)]

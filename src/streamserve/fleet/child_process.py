@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Protocol
+from typing import IO
 
 from streamserve.fleet.fork_server import CannotFork, ForkedProcess, fork_server
 from streamserve.protocol.fork import Fork, Program
@@ -25,32 +25,8 @@ MODULES: dict[Program, str] = {
 }
 
 
-class ChildProcess(Protocol):
-    """A running program, and the pipe to its standard input."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def write(self, data: bytes) -> None:
-        """Write to the program's standard input, unless it is closed."""
-        ...
-
-    def close_input(self) -> None:
-        """Close the program's standard input; idempotent."""
-        ...
-
-    async def wait(self) -> int | None:
-        """Wait for the end of the process. Return its exit status: negative for the signal that ended it,
-        None if unknown."""
-        ...
-
-    def kill(self) -> None:
-        """Kill the process, unless it has ended."""
-        ...
-
-
 class StartedChild:
-    """A process that was started as a new program, not forked."""
+    """A process that was started as a new program, not forked, and the pipe to its standard input."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -60,18 +36,22 @@ class StartedChild:
         return self._process.pid
 
     def write(self, data: bytes) -> None:
+        """Write to the program's standard input, unless it is closed."""
         stdin = self._process.stdin
         if stdin is not None and not stdin.is_closing():
             stdin.write(data)
 
     def close_input(self) -> None:
+        """Close the program's standard input; idempotent."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     async def wait(self) -> int:
+        """Wait for the end of the process. Return its exit status: negative for the signal that ended it."""
         return await self._process.wait()
 
     def kill(self) -> None:
+        """Kill the process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -117,7 +97,8 @@ class InputPipe:
 
 
 class ForkedChild:
-    """A process of the fork server. Must be created in a running event loop."""
+    """A process of the fork server, with the methods of StartedChild. Must be created in a running event
+    loop."""
 
     def __init__(self, process: ForkedProcess, pipe: IO[bytes]) -> None:
         self._process = process
@@ -137,6 +118,7 @@ class ForkedChild:
         self._stdin.close()
 
     async def wait(self) -> int | None:
+        """Wait for the end of the process. Return its exit status as StartedChild does; None if unknown."""
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
@@ -156,6 +138,9 @@ class ForkedChild:
         self._process.close()
         if not self._ended.done():
             self._ended.set_result(status)
+
+
+ChildProcess = StartedChild | ForkedChild
 
 
 def command_of(program: Program, title: str) -> tuple[str, ...]:

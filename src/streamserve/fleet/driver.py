@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -54,17 +53,9 @@ WorkerSettings = Callable[[str, int, str], WorkerConfig]
 """Builds a worker's configuration from its name, its incarnation and the endpoint to connect to."""
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """Callbacks of the driver: `changed` after each event of a worker, `fatal` with an unrecoverable
-    error."""
-
-    changed: Callable[[], None]
-    fatal: Callable[[Exception], None]
-
-
 class FleetDriver:
-    """Drives a Fleet in the current event loop, until it is closed."""
+    """Drives a Fleet in the current event loop, until it is closed. `changed` is called after each event of a
+    worker, `fatal` with an unrecoverable error."""
 
     def __init__(
         self,
@@ -73,7 +64,8 @@ class FleetDriver:
         settings: WorkerSettings,
         make_launcher: MakeLauncher,
         recorder: Recorder | None,
-        hooks: Hooks,
+        changed: Callable[[], None],
+        fatal: Callable[[Exception], None],
     ) -> None:
         self.launcher = make_launcher(fleet.workers)
         self.processes = WorkerProcesses(
@@ -87,8 +79,8 @@ class FleetDriver:
         self._settings = settings
         self._mailboxes = mailboxes
         self._recorder = recorder
-        self._hooks = hooks
-        self._tasks = TaskSupervisor(hooks.fatal)
+        self._changed = changed
+        self._tasks = TaskSupervisor(fatal)
 
     def _configure(self, worker: str, incarnation: int) -> WorkerConfig:
         """Return the configuration of a worker's next process."""
@@ -158,7 +150,7 @@ class FleetDriver:
         phase = f", in phase {lost.phase}" if lost.phase else ""
         logger.error("worker %s: %s%s", lost.worker, lost.reason, phase)
         await self.handle(lost)
-        self._hooks.changed()
+        self._changed()
 
     async def _receive(self) -> None:
         while True:
@@ -178,7 +170,7 @@ class FleetDriver:
             if isinstance(message, Ready) and incarnation > 1:
                 logger.info("worker %s serves again", worker)
             await self._hear(WorkerMessage(worker, incarnation, message))
-            self._hooks.changed()
+            self._changed()
 
     async def _hear(self, event: WorkerMessage) -> None:
         """Process a worker's message. If that fails, only the requests of the message fail, or the worker is

@@ -10,7 +10,7 @@ from collections import ChainMap
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.cache_copies import CacheCopies
 from streamserve.fleet.events import Command, Send
-from streamserve.fleet.kv_writeback import WritebackManager
+from streamserve.fleet.kv_writeback import begin_writeback
 from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.reservations import ReservationBook
@@ -29,7 +29,7 @@ class KVTransfers:
         self.reservations = ReservationBook(commands)
         self.copies = CacheCopies(commands)
         self.pushes = StreamPushes(availability.workers, self.copies)
-        self._writebacks = WritebackManager(availability, self.copies)
+        self._availability = availability
         self._workers = availability.workers
         self._requests = requests
         self._commands = commands
@@ -93,7 +93,7 @@ class KVTransfers:
 
     def finished(self, request: OpenRequest, now: float) -> None:
         """Start the write-back of a finished request, if the prefill worker lacks blocks of it."""
-        self._writebacks.begin(request, self._workers, now)
+        begin_writeback(request, self._availability, self.copies, now)
 
     def involve(self, worker: str) -> bool:
         """Return whether a worker may read, write or receive KV of a transfer."""

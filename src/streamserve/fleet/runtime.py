@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.driver import FleetDriver, Hooks, WorkerSettings
+from streamserve.fleet.driver import FleetDriver, WorkerSettings
 from streamserve.fleet.events import (
     AddAdapter,
     AddWorkers,
@@ -60,10 +60,10 @@ class FleetRuntime:
 
     async def start(self) -> None:
         """Bind the socket and start the workers; return before they are ready."""
-        hooks = Hooks(self._changed.set, self._give_up)
         self._driver = FleetDriver(
-            self.fleet, self._clients, self._settings, self._make_launcher, self._recorder, hooks
-        )
+            self.fleet, self._clients, self._settings, self._make_launcher, self._recorder,
+            self._changed.set, self._give_up,
+        )  # fmt: skip
         await self._driver.start()
 
     async def close(self) -> None:

@@ -111,7 +111,6 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     - `epoch`: larger after the sequence was edited or preempted; within an epoch the sequence only grows.
     - `depth`: with 0, the service only reads the tokens ahead of a request for a tree, and does not answer.
     - `need`: seconds until the next token is due, if the request has a target for the time per output token.
-    - `hidden`: reserved for hidden states of the target; empty in version 1.
     """
 
     sequence: int
@@ -127,7 +126,6 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     nodes: int
     expansion: Expansion = ()
     params: SamplingParams | None = None
-    hidden: Secret = b""
     need: float | None = None
 
 

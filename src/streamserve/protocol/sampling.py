@@ -211,21 +211,15 @@ def _check_ranges(params: SamplingParams) -> None:
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
-    for token in params.stop_token_ids:
-        if not 0 <= token < vocab_size:
-            raise InvalidField(
-                "stop_token_ids", f"contains {token}, but the vocabulary has {vocab_size} tokens"
-            )
-    for token in params.pooling.tokens if params.pooling else ():
-        if not 0 <= token < vocab_size:
-            raise InvalidField(
-                "pooling", f"contains token {token}, but the vocabulary has {vocab_size} tokens"
-            )
-    for token in params.logit_bias:
-        if not 0 <= token < vocab_size:
-            raise InvalidField(
-                "logit_bias", f"contains token {token}, but the vocabulary has {vocab_size} tokens"
-            )
+    for name, tokens in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("pooling", params.pooling.tokens if params.pooling else ()),
+        ("logit_bias", params.logit_bias),
+    ):
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                named = f"token {token}" if name == "pooling" else token
+                raise InvalidField(name, f"contains {named}, but the vocabulary has {vocab_size} tokens")
 
 
 def check_biases(count: int) -> None:

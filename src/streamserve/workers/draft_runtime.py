@@ -195,8 +195,7 @@ class ServiceRuntime:
         if now - self._reported >= REPORT_SECONDS:
             self._reported = now
             with self._changed:
-                for out in self._service.tick(now):
-                    self._outs.append(out)
+                self._service.tick(now)
                 state = report(self._service, now)
             with contextlib.suppress(zmq.Again):  # the parent's queue is full: skip this report
                 self._parent.send(encode(state), zmq.NOBLOCK)

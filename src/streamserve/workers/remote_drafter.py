@@ -97,7 +97,7 @@ class RemoteDrafter:
 
     def foresee(self, requests: Sequence[DraftRequest]) -> None:
         """Let the services read these prompts before trees are requested for them."""
-        self.client.foresee(requests)
+        self.client.sequences.foresee(requests)
         self._send(self.client.tick(time.monotonic()))
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -123,10 +123,10 @@ class RemoteDrafter:
             service: self.waiting.limit(service, usual) for service, usual in self.client.usual().items()
         }
         until = min(deadline, (now := time.monotonic()) + max(limits.values(), default=0.0))
-        while now < until and self.client.outstanding(now, limits):
+        while now < until and self.client.sequences.outstanding(now, limits):
             self._receive(until - now)
             now = time.monotonic()
-        self._returned_trees = self.client.pop_trees()
+        self._returned_trees = self.client.sequences.pop_trees()
         self._fallback_returned = {}
         if self._fallback:
             others = self._fallback.collect(deadline)
@@ -137,7 +137,7 @@ class RemoteDrafter:
         return self._returned_trees | self._fallback_returned
 
     def release(self, ids: Sequence[int]) -> None:
-        self.client.release(ids)
+        self.client.sequences.release(ids)
         if self._fallback:
             self._fallback.release(ids)
 

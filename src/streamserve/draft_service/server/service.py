@@ -101,10 +101,9 @@ class Service:
         """Refuse a message: count it and log it, with a limit on the log's rate."""
         return [self.refusals.refuse(peer, reason, text, now)]
 
-    def tick(self, now: float) -> list[TargetReply]:
+    def tick(self, now: float) -> None:
         """Close sessions whose lease has expired. Must be called periodically."""
         self.table.expire(now)
-        return []
 
     def _hello(self, peer: bytes, hello: Hello, now: float, key: str, name: str) -> ToTarget:
         if refusal := incompatibility(hello, self.identity):

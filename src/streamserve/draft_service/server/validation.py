@@ -32,8 +32,6 @@ def delta_error(delta: Delta, session: Session, identity: ServiceIdentity, limit
         return "an expansion must have an entry for each level of the tree"
     if any(not 0 < each <= limits.max_nodes for each in delta.expansion):
         return f"the entries of an expansion must be from 1 to {limits.max_nodes}"
-    if delta.hidden:
-        return "hidden states are not supported in this version"
     if min(delta.retained, delta.output, delta.number, delta.choice, delta.epoch) < 0 or not delta.tokens:
         return "a delta must have tokens, and no negative numbers"
     if max(delta.number, delta.epoch) >= 1 << 62 or delta.choice >= MAX_CHOICES:

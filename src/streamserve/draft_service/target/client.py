@@ -7,11 +7,10 @@ flight is not repeated. A late tree is used as far as the target's committed tok
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.contracts.plan import DraftRequest
-from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.answers import Fault, timing_error
 from streamserve.draft_service.target.links import ServiceLink, ServiceMessage
 from streamserve.draft_service.target.placement import ServicePlacement
@@ -49,7 +48,11 @@ class TargetIdentity:
 
 class DraftClient:
     """The client of one target for the services at `addresses`. `seed` makes targets choose differently among
-    equal services. If `models` (fingerprints) are given, services with other draft models are not used."""
+    equal services. If `models` (fingerprints) are given, services with other draft models are not used.
+
+    `sequences` takes prompts for which trees will be requested (`foresee`: `tick` lets services read them),
+    and returns the trees that were received for the latest `begin`.
+    """
 
     def __init__(
         self,
@@ -83,10 +86,6 @@ class DraftClient:
         self.placement.leave_closed(self.sequences.by_id, now)
         self.placement.check(self.sequences.by_id, now, self._verify)
         return outs + self._read_ahead(now)
-
-    def foresee(self, requests: Sequence[DraftRequest]) -> None:
-        """Store prompts for which trees will be requested: `tick` lets services read them."""
-        self.sequences.foresee(requests)
 
     def begin(
         self, requests: Sequence[DraftRequest], now: float, need: float, verify: float, plain: float
@@ -213,22 +212,9 @@ class DraftClient:
         if link.punish(now, f"{fault}: {text}", certain):
             self.placement.leave_closed(self.sequences.by_id, now)
 
-    def outstanding(self, now: float, max_waits: Mapping[int, float]) -> list[int]:
-        """Return the sequences of the latest `begin` that are worth waiting for: they have no usable tree
-        yet, and their request was sent less than `max_waits[service]` seconds ago."""
-        return self.sequences.outstanding(now, max_waits)
-
     def usual(self) -> dict[int, float]:
         """Return the seconds that the services of the latest `begin` usually take to answer."""
         return {number: self.links[number].times.usual for number in self.sequences.services()}
-
-    def pop_trees(self) -> dict[int, TokenTree]:
-        """Return the trees received for the latest `begin`."""
-        return self.sequences.pop_trees()
-
-    def release(self, ids: Sequence[int]) -> None:
-        """Forget these sequences."""
-        self.sequences.release(ids)
 
     def close(self, now: float) -> list[ServiceMessage]:
         """End all sessions."""

@@ -191,7 +191,7 @@ class SyncedSequences:
         return [(request, self._sync(request)) for request in requests]
 
     def foresee(self, requests: Iterable[DraftRequest]) -> None:
-        """Store prompts for which trees will be requested."""
+        """Store prompts for which trees will be requested: services may read them ahead."""
         for request in requests:
             self._sync(request).ahead = request
 

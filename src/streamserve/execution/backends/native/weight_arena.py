@@ -17,13 +17,16 @@ import os
 import weakref
 from collections.abc import Iterator
 from math import prod
+from struct import Struct
 
 import msgspec
 import torch
 from torch import Tensor
 
+HEADER = Struct("<QQ")
+"""Offset and size of the index in bytes, at the file's beginning."""
 HEADER_BYTES = 4096
-"""Bytes at the file's beginning that are reserved for the header: offset and size of the index."""
+"""Bytes that are reserved for the header."""
 LARGE_PAGE = 2 << 20
 ALIGNMENT = 4096
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -36,13 +39,6 @@ class ArenaTensor(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     offset: int
-
-
-class _Header(msgspec.Struct, frozen=True):
-    """The offset and size of the index, in bytes."""
-
-    offset: int
-    size: int
 
 
 class Region:
@@ -112,10 +108,8 @@ class WeightArena:
 
     def index(self) -> bytes:
         """Return the index of a sealed arena."""
-        header = msgspec.msgpack.decode(
-            os.pread(self._descriptor, HEADER_BYTES, 0).rstrip(b"\0"), type=_Header
-        )
-        return os.pread(self._descriptor, header.size, header.offset)
+        offset, size = HEADER.unpack(os.pread(self._descriptor, HEADER.size, 0))
+        return os.pread(self._descriptor, size, offset)
 
     def map(self) -> Region:
         """Return a mapping of the sealed arena."""
@@ -178,8 +172,7 @@ class ArenaWriter:
     def seal(self, index: bytes) -> None:
         """Write the index, and seal the file."""
         stored = self.tensor(torch.frombuffer(bytearray(index), dtype=torch.uint8))
-        header = msgspec.msgpack.encode(_Header(stored.offset, len(index)))
-        os.pwrite(self._descriptor, header, 0)
+        os.pwrite(self._descriptor, HEADER.pack(stored.offset, len(index)), 0)
         self._region.map(self._reader, 0, self._size)  # a file with writable mappings cannot be sealed
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
         self._sealed = True

@@ -3,7 +3,7 @@ host share (weight_arena.py)."""
 
 import logging
 from collections.abc import Callable
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 from torch import Tensor
@@ -18,27 +18,11 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M")
 
 
-class WeightStore(Protocol):
-    """A store of weights by name. It calls `make` for weights that are not stored."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether all weights are already stored, so that `make` is never called."""
-        ...
-
-    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor `name`."""
-        ...
-
-    def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
-        """Return the linear map `name`."""
-        ...
-
-
 class PrivateWeights:
     """A store that makes all weights in this process's memory."""
 
     complete = False
+    """Whether all weights are already stored, so that `make` is never called."""
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Make and return the tensor."""
@@ -102,6 +86,10 @@ class SharedWeights:
     def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
         """Return the stored linear map."""
         return NativeLinear.of_stored(self._pool, self._index.linears[name], self._region.tensor)
+
+
+WeightStore = PrivateWeights | WrittenWeights | SharedWeights
+"""A store of weights by name. It calls `make` for weights that are not stored."""
 
 
 def with_shared_weights(
