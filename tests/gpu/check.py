@@ -61,7 +61,7 @@ def parts(capability: int, processes: int) -> list[Part]:
         "--no-header",
     )
     several = ("--numprocesses", str(processes), "--dist", "worksteal") if processes > 1 else ()
-    compiled = ("streamserve.execution.backends.cuda.compile", "--capability", str(capability))
+    compiled = ("tests.gpu.compile", "--capability", str(capability))
     compiled += ("--processes", str(processes))
     return [
         Part("compiled kernels: registers, spills, shared memory", (*python, *compiled)),

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from streamserve.execution.backends.cuda.compile import CAPABILITIES, SHARED_BYTES, Compiled, all_examples
 from tests.conftest import Scale
+from tests.gpu.compile import CAPABILITIES, SHARED_BYTES, Compiled, all_examples
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -19,7 +19,7 @@ def test_kernels_fit_the_device(capability: int, scale: Scale) -> None:
     command = [
         sys.executable,
         "-m",
-        "streamserve.execution.backends.cuda.compile",
+        "tests.gpu.compile",
         "--capability",
         str(capability),
     ]

@@ -1,7 +1,7 @@
 """Compile all kernels without a GPU, and show their use of a GPU's resources: registers, spills, shared
 memory.
 
-python -m streamserve.execution.backends.cuda.compile --capability 90
+python -m tests.gpu.compile --capability 90
 """
 
 import argparse
