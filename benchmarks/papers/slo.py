@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.options import cache, parse, results_folder
 from benchmarks.papers.slo_costs import PATH, Hardware, a100, h200, here
+from benchmarks.recorded import RecordedDrafter, Recording, unpack
 from benchmarks.report import SIMULATED, git, table, write
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import ByClass
@@ -36,7 +37,6 @@ from streamserve.fleet.worker_state import unified
 from streamserve.protocol.config import Order
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
-from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 

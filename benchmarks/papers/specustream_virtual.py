@@ -14,6 +14,7 @@ from benchmarks.options import parse, pick
 from benchmarks.papers.slo import model, recorded
 from benchmarks.papers.slo_costs import Hardware, here
 from benchmarks.papers.specustream import SETTINGS
+from benchmarks.recorded import RecordedDrafter, Recording
 from benchmarks.report import SIMULATED, table, write
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.engine_config import EngineConfig
@@ -21,7 +22,6 @@ from streamserve.engine.engine import Engine
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor
-from streamserve.simulate.recorded import RecordedDrafter, Recording
 from streamserve.speculation.controller import Speculation
 
 MAX_TOKENS = 64

@@ -31,6 +31,7 @@ import numpy as np
 
 from benchmarks.options import parse, pick, results_folder
 from benchmarks.papers.slo_costs import Hardware, a100, here
+from benchmarks.recorded import RecordedDrafter, Recording, unpack
 from benchmarks.report import SIMULATED, table, write
 from streamserve.baselines.routers import parse_router
 from streamserve.contracts.engine_config import EngineConfig
@@ -39,7 +40,6 @@ from streamserve.fleet.events import Command, Deliver, Open
 from streamserve.fleet.worker_state import Topology, pairs, unified
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.transport import LAYERS
 from streamserve.simulate.worker import WorkerSpec

@@ -16,6 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.options import cache, parse, pick
+from benchmarks.recorded import Node, Recording, pack
 from benchmarks.speculation.speculation import FAMILIES, TASKS
 from streamserve import embedded
 from streamserve.baselines.fixed import SPECINFER
@@ -28,7 +29,6 @@ from streamserve.execution.loading.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.simulate.recorded import Node, Recording, pack
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.shapes import TreeShape
 

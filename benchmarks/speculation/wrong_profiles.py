@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.options import parse, pick
+from benchmarks.recorded import KINDS, Node, RecordedDrafter, Recording, unpack
 from benchmarks.report import SIMULATED, table, write
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.cost import StepCost, fit
@@ -30,7 +31,6 @@ from streamserve.engine.engine import Engine
 from streamserve.protocol.messages import ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor
-from streamserve.simulate.recorded import KINDS, Node, RecordedDrafter, Recording, unpack
 from streamserve.speculation.controller import Speculation
 
 DATA = Path(__file__).parents[1] / "data"

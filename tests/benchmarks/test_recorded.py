@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.recorded import KINDS, RecordedDrafter, Recording, pack, unpack
 from streamserve.baselines.speculation import NAMES
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Open
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams, Slo
-from streamserve.simulate.recorded import KINDS, RecordedDrafter, Recording, pack, unpack
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import assert_engine_empty, expected, model_info
