@@ -21,9 +21,9 @@ from streamserve.text.output import ChoiceDelta, Usage
 class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
-    Its choices are numbered after the choices of the earlier prompts. `prompt_stream` is its prompt stream, if
-    there is one; the request's latency then counts from the stream's creation. With `reader`, each choice is
-    parsed as a chat reply.
+    Its choices are numbered after the choices of the earlier prompts. `prompt_stream` is its prompt stream,
+    if there is one; the request's latency then counts from the stream's creation. With `reader`, each choice
+    is parsed as a chat reply.
     """
 
     number: int
