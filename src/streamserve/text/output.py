@@ -39,7 +39,8 @@ class ChoiceDelta:
     """The new output of a choice.
 
     `text` may lag `tokens`: incomplete characters and possible stop strings are held back. `stop` is the stop
-    string or the id of the stop token that ended the choice; None if neither did.
+    string or the id of the stop token that ended the choice; None if neither did. The first delta of a
+    request has the number of its `cached_tokens`.
     """
 
     choice: int
@@ -48,6 +49,7 @@ class ChoiceDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     stop: str | int | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

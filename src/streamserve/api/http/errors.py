@@ -57,7 +57,7 @@ def error_body(error: RequestError) -> bytes:
         kind = "server_error"
     elif error.status == 429:
         kind = "rate_limit_error"
-    code = "model_not_found" if (error.status, error.field) == (404, "model") else None
+    code = "model_not_found" if (error.status, error.field) == (404, "model") else error.code
     if error.status == 401:
         code = "invalid_api_key"
     version: int | UnsetType = UNSET

@@ -1,6 +1,7 @@
 """POST /v1/completions: OpenAI's legacy API, which continues a text. It also scores texts."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -17,6 +18,7 @@ from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
+from streamserve.api.openai.context_length import within_context
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.openai.options import options_of
@@ -101,7 +103,16 @@ class Completion:
         prompts = await completion_prompts(
             encoder, body.prompt, body.add_special_tokens, self._context.settings.max_requests, truncate_to
         )
-        tasks = await self.tasks(prompts)
+        limit_name = None if body.max_tokens is None else "max_tokens"
+        tasks = [
+            replace(
+                task,
+                params=within_context(
+                    llm, task.params, len(task.prompt.ids), "prompt", limit_name, ignored_of(request)
+                ),
+            )
+            for task in await self.tasks(prompts)
+        ]
         if body.stream:
             return EventStream(partial(self.stream, tasks))
         reply = await while_connected(request.receive, self.whole(tasks))
@@ -133,7 +144,7 @@ class Completion:
     def _task(self, number: int, prompt: EncodedPrompt) -> GenerationTask:
         body, params = self._body, self._params
         remaining = self._context.llm.model.max_model_len - len(prompt.ids)
-        if body.max_tokens is None and params.max_tokens is not None and remaining > 0:
+        if body.max_tokens is None and params.max_tokens is not None and remaining > params.min_tokens:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
         name = f"{self._head.id}-{number}"
         return GenerationTask(number, name, prompt, params, self._options)

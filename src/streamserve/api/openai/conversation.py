@@ -1,13 +1,15 @@
 """Prepares a chat request: its prompt, its sampling parameters, and the parsers of its replies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
+from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
+from streamserve.api.openai.context_length import within_context
 from streamserve.api.openai.messages import checked_messages
 from streamserve.api.openai.prompts import Encoder, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
@@ -15,7 +17,7 @@ from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
 from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.api.prompt import EncodedPrompt
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import RequestError, context_overflow
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require
 from streamserve.text.harmony import HarmonyParser
@@ -50,6 +52,11 @@ class Conversation:
             self.tools is not None and self.tools.format is FORMATS["harmony"]
         )
 
+    def within_context(self, llm: Generator, limit_name: str, ignored: IgnoredFields) -> "Conversation":
+        """Return the conversation with an output that fits in the context: see `within_context`."""
+        length = len(self.prompt.ids)
+        return replace(self, params=within_context(llm, self.params, length, "messages", limit_name, ignored))
+
     def reader(self) -> OutputReader:
         """Return a parser for one reply."""
         if self.channels:
@@ -72,11 +79,8 @@ def rendered(
     """Render the conversation to a text, or to token ids. Raises RequestError if it cannot be rendered."""
     max_model_len = llm.model.max_model_len
     if len(body.messages) > max_model_len:
-        raise RequestError(
-            f"messages holds {len(body.messages)} messages, more than a context of "
-            f"{max_model_len} tokens holds",
-            field="messages",
-        )
+        tokens = len(body.messages)
+        raise context_overflow(tokens, max_model_len, max_model_len, "messages", at_least=True)
     messages = checked_messages(body.messages, charge)
     if llm.tokenizer.chat_template is None:
         _check_length(llm, messages)
@@ -95,12 +99,10 @@ def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
     contents = [message.get("content") or "" for message in messages]
     texts = [part.get("text", "") for content in contents if isinstance(content, list) for part in content]
     length = sum(map(len, texts)) + sum(len(content) for content in contents if isinstance(content, str))
-    if length > llm.model.max_model_len * llm.tokenizer.longest_token:
-        raise RequestError(
-            f"messages has {length} characters, far more than a context of {llm.model.max_model_len} tokens "
-            "holds",
-            field="messages",
-        )
+    max_model_len, longest_token = llm.model.max_model_len, llm.tokenizer.longest_token
+    if length > max_model_len * longest_token:
+        tokens = -(-length // longest_token)
+        raise context_overflow(tokens, max_model_len, max_model_len, "messages", at_least=True)
 
 
 async def chat_prompt(

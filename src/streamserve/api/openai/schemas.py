@@ -162,7 +162,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     max_tokens: Annotated[
         int | None,
         about(
-            "maximum number of tokens of one output; prompt and output must fit in the context",
+            "maximum number of tokens of one output; limited to what the prompt leaves of the context",
             minimum=0,
             maximum=2**31,
         ),

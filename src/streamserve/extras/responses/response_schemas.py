@@ -31,7 +31,7 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     max_output_tokens: Annotated[
         int | None,
         about(
-            "maximum number of tokens of the output; prompt and output must fit in the context",
+            "maximum number of tokens of the output; limited to what the prompt leaves of the context",
             minimum=1,
             maximum=2**31,
         ),

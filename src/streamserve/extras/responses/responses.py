@@ -14,7 +14,7 @@ from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error
-from streamserve.api.http.ignored_fields import ignored_of
+from streamserve.api.http.ignored_fields import IgnoredFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.leases import routed
@@ -49,7 +49,7 @@ from streamserve.extras.responses.response_schemas import (
 )
 from streamserve.extras.responses.response_store import StoredResponse
 from streamserve.extras.responses.stored_responses import history, stored_response
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from streamserve.protocol.request_options import NO_OPTIONS
 from streamserve.text.output import ChoiceDelta, Usage
 
@@ -129,9 +129,11 @@ class _Response:
         self._id = new_id("resp").replace("-", "_")
         self._created = int(time.time())
         self._options = NO_OPTIONS
+        self._ignored = IgnoredFields(strict=False)
         self._model = served_name(context.app.llm, body.model)
 
     async def respond(self, request: Request) -> Response:
+        self._ignored = ignored_of(request)
         self._options = options_of(self._context, request, self._body, self._model)
         if self._body.stream:
             return EventStream(self._stream, named=True)
@@ -139,17 +141,23 @@ class _Response:
         return json_response(reply)
 
     async def _stream(self, emit: Emit) -> None:
-        """Stream the response. After the first event, an error is sent as an event."""
+        """Stream the response. After the first event, an error is sent as an event.
+
+        So is the error about a prompt that is too long: Codex shortens a conversation only if it gets this
+        error as an event.
+        """
         output = Output(emit)
         try:
             await self._run(output)
         except ClientDisconnect:
             raise
         except Exception as error:
+            refused = as_request_error(error)
             if not output.begun:
-                raise
-            message = as_request_error(error).message
-            failed = ResponseError("server_error", message)
+                if refused.code != CONTEXT_LENGTH_EXCEEDED:
+                    raise
+                await output.begin(self._reply("in_progress"))
+            failed = ResponseError(refused.code or "server_error", refused.message)
             await output.close("incomplete")
             await output.end(self._reply("failed", output=output.items, error=failed))
 
@@ -166,9 +174,11 @@ class _Response:
                 charge_delta(charge, item)
                 await parser.delta(item)
 
-        conversation = self._conversation
-        task = GenerationTask(0, self._id, conversation.prompt, conversation.params, self._options)
         try:
+            conversation = self._conversation.within_context(
+                self._context.llm, "max_output_tokens", self._ignored
+            )
+            task = GenerationTask(0, self._id, conversation.prompt, conversation.params, self._options)
             # The last event has all log-probabilities.
             with charged_reply(self._context, [task], whole=True) as charge:
                 await generate(self._context, [task], collect_item)
