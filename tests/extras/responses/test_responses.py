@@ -232,7 +232,7 @@ def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> Non
         ({"conversation": "conv_1"}, "conversation", "is not supported"),
         ({"background": True}, "background", "is not supported"),
         ({"truncation": "auto"}, "truncation", 'leave it out, or set it to "disabled"'),
-        ({"tools": [{"type": "web_search"}]}, "tools", "tools[0]: type 'web_search' is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools[web_search] has no effect"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "type 'file_search'"),
         ({"text": {"format": {"type": "xml"}}}, "text", "text.format must have a type"),
         ({"mood": "glad"}, "mood", "mood is not a known field"),
