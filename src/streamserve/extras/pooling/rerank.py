@@ -30,6 +30,7 @@ from streamserve.extras.pooling.pooling import (
     Vectors,
     check_count,
     check_lengths,
+    longest_text,
     pool,
 )
 from streamserve.protocol.errors import RequestError
@@ -217,6 +218,7 @@ async def _judged(
     """Return for each pair the probability of yes rather than no after its prompt."""
     texts = [scoring.prompt(query, document, body.instruction) for query, document in pairs]
     prompts = await encoder.encode(texts, False, encoder.field)
+    check_lengths(prompts, context.llm.model.max_model_len, encoder.field)
     params = SamplingParams(
         max_tokens=0, temperature=0.0, pooling=Pooling("logits", (scoring.no, scoring.yes))
     )
@@ -244,7 +246,7 @@ async def _compared(
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     check_count(context, len(texts), encoder.field)
     prompts = await encoder.encode(texts, True, encoder.field)
-    check_lengths(prompts, config.max_tokens, encoder.field)
+    check_lengths(prompts, longest_text(context, config), encoder.field)
     encoder.charge.add(2 * len(prompts) * 4 * context.llm.model.hidden_size)
     pooled = await pool(context, kind, prompts, embedding_params(config), options)
     vectors = [embedding(vector, config) for vector in pooled.vectors]
