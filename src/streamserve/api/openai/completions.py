@@ -13,7 +13,7 @@ from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask, new_id
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
-from streamserve.api.http.ignored_fields import ignored_of
+from streamserve.api.http.ignored_fields import IgnoredFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.leases import routed
@@ -97,7 +97,7 @@ class Completion:
         """
         llm, body = self._context.llm, self._body
         self._options = options_of(self._context, request, self._body, self._head.model)
-        await self.check()
+        await self.check(ignored_of(request))
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
         encoder = Encoder(llm, self._context.side_thread, charge_of(request))
         prompts = await completion_prompts(
@@ -118,14 +118,15 @@ class Completion:
         reply = await while_connected(request.receive, self.whole(tasks))
         return Response(reply, media_type=JSON)
 
-    async def check(self) -> None:
-        """Convert the requested output format to a grammar.
+    async def check(self, ignored: IgnoredFields) -> None:
+        """Convert the requested output format to a grammar. Parts of it without effect are added to
+        `ignored`.
 
         Raises RequestError if outputs cannot be constrained by it.
         """
         body = self._body
         requested = await self._context.grammar_thread.run_if(
-            wants_grammar(body), lambda: requested_grammar(body)
+            wants_grammar(body), lambda: requested_grammar(body, ignored)
         )
         if requested is not None:
             await self._context.llm.check_grammar(requested.grammar, requested.field)

@@ -14,7 +14,7 @@ from streamserve.api.openai.messages import checked_messages
 from streamserve.api.openai.prompts import Encoder, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
+from streamserve.api.openai.structured import RequestedGrammar, json_grammar, requested_grammar, wants_grammar
 from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError, context_overflow
@@ -66,11 +66,14 @@ class Conversation:
         return MessageParser(thoughts, self.tools.reader() if self.tools else None)
 
 
-def chat_tools(context: AppContext, body: ChatRequest) -> Tools | None:
-    """Return the tools that the model may call. Raises RequestError naming the field at fault."""
+def chat_tools(context: AppContext, body: ChatRequest, ignored: IgnoredFields | None = None) -> Tools | None:
+    """Return the tools that the model may call. Parts of them without effect are added to `ignored`. Raises
+    RequestError naming the field at fault."""
     settings, tokenizer = context.settings, context.llm.tokenizer
     thinking = find_reasoning_format(settings.reasoning_parser, tokenizer.template_signs)
-    return requested_tools(body, settings.tool_parser, tokenizer, thinking.openings[0] if thinking else "")
+    opening = thinking.openings[0] if thinking else ""
+    ignored = ignored or IgnoredFields(strict=False)
+    return requested_tools(body, settings.tool_parser, tokenizer, opening, ignored)
 
 
 def rendered(
@@ -129,24 +132,29 @@ async def chat_prompt(
 
 
 async def prepared(
-    context: AppContext, body: ChatRequest, charge: Charge, prompt: EncodedPrompt | None = None
+    context: AppContext,
+    body: ChatRequest,
+    charge: Charge,
+    ignored: IgnoredFields,
+    prompt: EncodedPrompt | None = None,
 ) -> Conversation:
-    """Validate `body` and prepare it. `prompt` is its prompt, if known already.
+    """Validate `body` and prepare it. `prompt` is its prompt, if known already. Parts of the body without
+    effect are added to `ignored`.
 
     Raises RequestError naming the field at fault.
     """
     tokenizer = context.llm.tokenizer
     params = chat_sampling(body, context.settings.default_sampling, context.llm.model.vocab_size)
     large = charge.held > LARGE_REQUEST
-    tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body))
+    tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body, ignored))
     prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools)
     thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.template_signs)
     requested = await context.grammar_thread.run_if(
-        wants_grammar(body), lambda: _requested_grammar(body, tools)
+        wants_grammar(body), lambda: _requested_grammar(body, tools, ignored)
     )
     if requested is not None:
         requested = _after_reasoning(requested, thinking, prompt.text or "", tokenizer)
-        await context.llm.check_grammar(requested.grammar, requested.field)
+        await _check_grammar(context.llm, requested, tools)
         params = msgspec.structs.replace(params, grammar=requested.grammar)
     marks = list(thinking.marks) if thinking else []
     if tools:
@@ -160,10 +168,27 @@ async def prepared(
     return conversation
 
 
-def _requested_grammar(body: ChatRequest, tools: Tools | None) -> RequestedGrammar | None:
+async def _check_grammar(llm: Generator, requested: RequestedGrammar, tools: Tools | None) -> None:
+    """Raise RequestError if outputs cannot be constrained by the grammar. If this is due to the schema of one
+    function, the error names it."""
+    try:
+        await llm.check_grammar(requested.grammar, requested.field)
+    except RequestError as error:
+        if error.status == 400 and requested.field == "tools" and tools is not None:
+            for path, schema in tools.constrained.items():
+                try:
+                    await llm.check_grammar(json_grammar(schema, "tools"), path)
+                except RequestError as cause:
+                    raise RequestError(cause.message, field="tools", status=cause.status) from error
+        raise
+
+
+def _requested_grammar(
+    body: ChatRequest, tools: Tools | None, ignored: IgnoredFields
+) -> RequestedGrammar | None:
     """Return the grammar of the output, or None. With tools, it is the tools' grammar: it also contains the
     response_format, for messages without calls."""
-    requested = requested_grammar(body)
+    requested = requested_grammar(body, ignored)
     if tools is None:
         return requested
     if requested is not None and requested.field != "response_format":

@@ -86,7 +86,7 @@ async def messages(context: AppContext, request: Request) -> Response:
     context = await routed(context, request, body.model)
     try:
         chat = await _chat(context, request, body, ignored)
-        conversation = await prepared(context, chat, charge_of(request))
+        conversation = await prepared(context, chat, charge_of(request), ignored)
         conversation = conversation.within_context(context.llm, "max_tokens", ignored)
     except RequestError as error:
         raise renamed(error, NAMES) from error

@@ -82,8 +82,9 @@ class Output:
     async def call(self, call_id: str, name: str) -> None:
         """Open a call of the tool whose function is called `name`; its arguments follow."""
         origin = self._tools.origin(name)
-        made, kind = (CustomCallItem, "ctc") if origin.custom else (CallItem, "fc")
-        item = made(id=_id(kind), status="in_progress", call_id=call_id, name=origin.name)
+        made: type[CallItem | CustomCallItem] = CustomCallItem if origin.custom else CallItem
+        item_id = _id("ctc" if origin.custom else "fc")
+        item = made(id=item_id, status="in_progress", call_id=call_id, name=origin.name)
         await self._add(item if origin.namespace is None else replace(item, namespace=origin.namespace))
 
     async def arguments(self, text: str) -> None:

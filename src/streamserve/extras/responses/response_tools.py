@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.protocol.errors import RequestError
+from streamserve.text.surrogates import well_formed
 
 SKIPPED_TOOLS = frozenset(
     {
@@ -68,7 +69,8 @@ def response_tools(tools: Sequence[dict[str, Any]], ignored: IgnoredFields) -> R
         custom = tool["type"] == "custom"
         function = _custom(tool, path, ignored) if custom else _function(tool, ignored)
         if about:
-            function["description"] = "\n\n".join(filter(None, (about, function.get("description"))))
+            described = function.get("description")
+            function["description"] = f"{about}\n\n{described}" if described else about
         if isinstance(name, str):
             function["name"] = flat_name(namespace, name)
             converted.origins[function["name"]] = ToolOrigin(name, namespace, custom)
@@ -94,7 +96,7 @@ def custom_input(arguments: str) -> str:
         text = json.loads(arguments)[INPUT]
     except (ValueError, TypeError, KeyError, RecursionError):
         return arguments
-    return text if isinstance(text, str) else arguments
+    return well_formed(text) if isinstance(text, str) else arguments
 
 
 def chosen_tool(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:

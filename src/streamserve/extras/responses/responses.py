@@ -70,7 +70,7 @@ async def responses(own: ResponseContext, request: Request) -> Response:
     tools = response_tools(body.tools, ignored_of(request))
     try:
         chat = await _chat(context, request, body, tools, previous)
-        conversation = await prepared(context, chat, charge_of(request))
+        conversation = await prepared(context, chat, charge_of(request), ignored_of(request))
     except RequestError as error:
         raise renamed(error, {**NAMES, **tools.names}) from error
     response = _Response(ResponseContext(context, own.stored), body, conversation, tools, owner, previous)

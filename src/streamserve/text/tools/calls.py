@@ -25,7 +25,7 @@ CALL_ID, ARGUMENTS = "[CALL_ID]", "[ARGS]"
 """The markers that may follow the name in Mistral's calls: the first before an id, the second before
 arguments."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _ID = re.compile(r"[A-Za-z0-9]{0,64}")
 _BLANKS = re.compile(r"\s{0,64}")
 
