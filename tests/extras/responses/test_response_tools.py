@@ -137,7 +137,8 @@ def test_openais_client_parses_the_items(agent: ScriptedGenerator) -> None:
         response = server.client.responses.create(model="scripted", input="hi", tools=tools)
         with server.client.responses.stream(model="scripted", input="hi", tools=tools) as stream:
             streamed = stream.get_final_response()
-    for output in (response.output, streamed.output):
+    outputs: Any = (response.output, streamed.output)
+    for output in outputs:
         spawn, patch, _ = output
         assert (spawn.type, patch.type) == ("function_call", "custom_tool_call")
         assert spawn.namespace == "multi_agent_v1"
