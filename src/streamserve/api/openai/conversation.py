@@ -72,7 +72,7 @@ def chat_tools(context: AppContext, body: ChatRequest, ignored: IgnoredFields | 
     settings, tokenizer = context.settings, context.llm.tokenizer
     thinking = find_reasoning_format(settings.reasoning_parser, tokenizer.template_signs)
     opening = thinking.openings[0] if thinking else ""
-    ignored = ignored or IgnoredFields(strict=False)
+    ignored = IgnoredFields(strict=False) if ignored is None else ignored
     return requested_tools(body, settings.tool_parser, tokenizer, opening, ignored)
 
 
