@@ -72,13 +72,13 @@ def test_internal_errors_reveal_nothing(generator: ScriptedGenerator, stream: bo
         (aborted, "the server ended this request before it was complete"),
     ],
 )
-def test_an_error_in_a_stream_is_its_last_event(
+def test_an_error_in_a_stream_is_its_last_event_before_done(
     generator: ScriptedGenerator, script: type, message: str
 ) -> None:
     with scripted(generator.replaced(script=script)) as server:
         response = server.post(COMPLETIONS, prompt="hi", stream=True)
-        *_, last, rest = response.text.split("\n\n")
-        assert (response.status_code, rest) == (200, "")
+        *_, last, done, rest = response.text.split("\n\n")
+        assert (response.status_code, done, rest) == (200, "data: [DONE]", "")
         assert json.loads(last.removeprefix("data: "))["error"]["message"] == message
         assert "secret" not in response.text
         with pytest.raises(openai.APIError, match=message):

@@ -35,9 +35,9 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": [' + "
         (COMPLETIONS, b'{"prompt": [' + b"1," * MB + b"1]}", "524288 values"),
         # Two limits are passed by one message: the chunks that arrive decide which one is noticed first.
         (CHATS, {"messages": [MESSAGE] * 150_000}, "which is the limit"),
-        (CHATS, {"messages": [MESSAGE] * 65}, "65 messages, more than a context of 64 tokens holds"),
+        (CHATS, {"messages": [MESSAGE] * 65}, "at least 65 tokens > 64 maximum"),
         (CHATS, {"messages": [MESSAGE], "tools": [TOOL] * 120_000}, "65536 lists and objects"),
-        (CHATS, {"messages": [MESSAGE], "tools": [TOOL] * 1000}, "tools has 1000 tools; at most 128"),
+        (CHATS, {"messages": [MESSAGE], "tools": [TOOL] * 1000}, "there are two tools called"),
         (CHATS, {"messages": [MESSAGE, {"role": "assistant", "tool_calls": [CALL]}]}, "lists and objects"),
         (
             COMPLETIONS,

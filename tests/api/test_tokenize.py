@@ -65,7 +65,7 @@ def test_long_texts_are_decoded_too(hello: Served, tokenizer: Tokenizer) -> None
             "add_generation_prompt",
             "needs messages",
         ),
-        ("/tokenize", {"prompt": "x" * 10_000}, "prompt", "far more than a context of 64"),
+        ("/tokenize", {"prompt": "x" * 10_000}, "prompt", "maximum context length is 64 tokens"),
         ("/tokenize", {"messages": []}, "messages", "at least one message"),
         ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template", "is not supported"),
         ("/detokenize", {}, "tokens", "tokens is required"),

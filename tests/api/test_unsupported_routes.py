@@ -1,4 +1,4 @@
-"""Unsupported routes of OpenAI and vLLM: the error says what to use instead."""
+"""Unsupported routes of other servers' APIs, and paths with mistakes: the error says what to use instead."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +17,9 @@ from tests.api.serving import Served
         ("POST", "/v1/audio/speech", "only generates and embeds text"),
         ("POST", "/v1/images/generations", "only generates and embeds text"),
         ("POST", "/v1/moderations", "only generates and embeds text"),
+        ("POST", "/api/chat", "use /v1/chat/completions"),
+        ("GET", "/api/tags", "use /v1/models"),
+        ("POST", "/v1/responses/", "use /v1/responses"),
         ("GET", "/v1/files/file-1/lines", "/v1/files/{id}/content"),
         ("GET", "/v1/vector_stores", "send the whole conversation"),
         ("POST", "/v1/responses/resp_1/cancel", "/v1/responses/{id}/input_items"),
@@ -40,6 +43,31 @@ def test_unsupported_routes_are_refused(hello: Served, method: str, path: str, m
 def test_the_client_raises_its_own_error(hello: Served, call: Callable[[openai.OpenAI], Any]) -> None:
     with pytest.raises(openai.NotFoundError, match="is not supported: "):
         call(hello.client)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/openai/v1/responses", "/v1/responses"),
+        ("POST", "//v1//messages", "/v1/messages"),
+        ("GET", "/models", "/v1/models"),
+        ("GET", "/v1/health", "/health"),
+    ],
+)
+def test_a_wrong_path_is_answered_with_the_right_one(
+    hello: Served, method: str, path: str, meant: str
+) -> None:
+    error = refused(hello.http.request(method, f"{hello.url}{path}"), 404)
+    assert error["message"] == f"there is no route {method} {path}: use {meant}"
+
+
+def test_a_path_near_no_route_has_no_hint(hello: Served) -> None:
+    for method, path in (("GET", "/v1/poems"), ("DELETE", "/chat/completions")):
+        message = refused(hello.http.request(method, path), 404)["message"]
+        assert message == f"there is no route {method} {path}"
 
 
 def test_a_supported_route_is_not_covered(hello: Served) -> None:

@@ -1,14 +1,23 @@
-"""Routes of OpenAI and vLLM that this server does not support. The error says which route to use instead."""
+"""Routes of other servers' APIs that this server does not support. The error says which route to use
+instead."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from streamserve.api.http.near_paths import near_path
 from streamserve.api.routes import BoundRoute, Route, bound
 from streamserve.protocol.errors import RequestError
 
 _GENERATES = "this server only generates and embeds text"
 _STATELESS = "this server stores no such objects: send the whole conversation, or previous_response_id"
+_OLLAMA = "this is a route of Ollama's API: use"
 _UNSUPPORTED = {
+    "/api/chat": f"{_OLLAMA} /v1/chat/completions",
+    "/api/embed": f"{_OLLAMA} /v1/embeddings",
+    "/api/embeddings": f"{_OLLAMA} /v1/embeddings",
+    "/api/generate": f"{_OLLAMA} /v1/completions",
+    "/api/show": f"{_OLLAMA} /v1/models",
+    "/api/tags": f"{_OLLAMA} /v1/models",
     "/v1/audio": _GENERATES,
     "/v1/classify": _GENERATES,
     "/v1/images": _GENERATES,
@@ -39,7 +48,9 @@ _OTHER_METHODS = ("POST", "DELETE", "PUT", "PATCH")
 
 
 async def refuse(reason: str, request: Request) -> Response:
-    """Raise RequestError (404) with the reason why the route is not supported."""
+    """Raise RequestError (404) with the reason why the route is not supported, or the path to use instead."""
+    near = near_path(request)
+    reason = f"use {near}" if near else reason
     raise RequestError(f"{request.url.path} is not supported: {reason}", status=404)
 
 

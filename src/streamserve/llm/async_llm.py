@@ -33,7 +33,7 @@ from streamserve.llm.launchers import make_launcher
 from streamserve.llm.prompt_stream import LocalPromptStream
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import RequestError, context_overflow
 from streamserve.protocol.field_errors import InvalidField, mismatch_of
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.kept import digest_of
@@ -355,13 +355,9 @@ class AsyncLLM:
         if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= model.vocab_size:
             message = f"the prompt must consist of token ids: integers from 0 to {model.vocab_size - 1}"
             raise RequestError(message, field="prompt")
-        limit = model.max_model_len - len(prompt)
-        if limit < 0 or (limit == 0 and params.max_tokens != 0):
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the model's context is limited to "
-                f"{model.max_model_len}, including the output: shorten the prompt",
-                field="prompt",
-            )
+        limit, maximum = model.max_model_len - len(prompt), model.max_model_len - (params.max_tokens != 0)
+        if len(prompt) > maximum:
+            raise context_overflow(len(prompt), maximum, model.max_model_len, "prompt")
         if params.max_tokens is not None and params.max_tokens > limit:
             raise RequestError(
                 f"max_tokens is {params.max_tokens}, but after a prompt of {len(prompt)} tokens only "

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.protocol.errors import RequestError
@@ -57,6 +57,8 @@ async def read_items(
             delta = _delta(choices[event.choice], event)
             if delta is None:
                 continue
+            if counts.cached and not counts.begun:
+                delta = replace(delta, cached_tokens=counts.cached)
             counts.delivered(delta)
             for _ in delta.tokens:
                 stopwatch.token(event.choice, time.monotonic())
@@ -78,6 +80,7 @@ class _Counts:
     many of its next tokens are draft tokens."""
 
     admitted: bool = False
+    begun: bool = False
     cached: int = 0
     queued: float = 0.0
     drafted: int = 0
@@ -93,6 +96,7 @@ class _Counts:
 
     def delivered(self, delta: ChoiceDelta) -> None:
         """Count the draft tokens of a delta. Tokens after a stop string have no delta and are not counted."""
+        self.begun = True
         accepted = min(len(delta.tokens), self.coming.get(delta.choice, 0))
         self.accepted += accepted
         self.coming[delta.choice] = self.coming.get(delta.choice, 0) - accepted

@@ -24,6 +24,9 @@ BLANKS = r"( |\n {0,16})?"
 """Whitespace between two parts of a JSON text: a space, or a line break and some indentation. Models that may
 write unlimited whitespace sometimes write nothing else."""
 
+NO_TEXT = "no text fulfils it"
+"""The error of a grammar that has come to a dead end."""
+
 _OPERATORS = "([{*+?|"
 _PATTERNS = ("pattern", "whitespace_pattern", "item_separator", "key_separator")
 """Fields of a schema, and of its x-guidance, that are regular expressions."""
@@ -118,7 +121,7 @@ def readable_error(error: str) -> str:
     """Return an error of the library as one line, without the parser's state."""
     error, _, state = error.partition("<state>")
     if state and error.strip() == "NoExtensionBias":
-        return "no text fulfils it"
+        return NO_TEXT
     return " ".join(error.split())[:500]
 
 

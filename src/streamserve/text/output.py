@@ -43,7 +43,8 @@ class ChoiceDelta:
     """The new output of a choice.
 
     `text` may lag `tokens`: incomplete characters and possible stop strings are held back. `stop` is the stop
-    string or the id of the stop token that ended the choice; None if neither did.
+    string or the id of the stop token that ended the choice; None if neither did. The first delta of a
+    request has the number of its `cached_tokens`.
 
     For a reply that is parsed, `text` is the text before it is parsed, `events` is what it consists of, and
     `called` says of the last delta whether the reply ended with a complete tool call.
@@ -57,6 +58,7 @@ class ChoiceDelta:
     stop: str | int | None = None
     events: tuple[ReplyEvent, ...] = ()
     called: bool = False
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

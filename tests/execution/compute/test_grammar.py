@@ -37,6 +37,19 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(lambda: vocabulary(tokenizer, tokenizer.vocab_size + 5, EOS), EOS)
 
 
+def test_a_dead_end_is_told_without_the_parsers_state(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """No text continues an a, which the compiler does not see."""
+    matcher = grammars.begin(Grammar(kind="lark", text='start: "a" X\nX: /b/ & /c/'), [])
+    letter = next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"a")
+    matcher.commit([letter])
+    mask = matcher.allowed([])
+    assert mask is not None
+    assert set(tokens_of(mask)) == set(EOS)
+    assert matcher.error == (
+        "the output came to a dead end of its grammar: after it, the grammar allows no token and no end"
+    )
+
+
 def tokens_of(mask: Mask) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
 

@@ -1,6 +1,7 @@
 """POST /v1/messages as Anthropic's client knows it, on the real engine and on a scripted one."""
 
 import json
+import re
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -138,7 +139,23 @@ def test_the_output_ends_with_the_context(server: Served) -> None:
     message = create(server, messages=prompt, max_tokens=8_000)
     assert (message.stop_reason, message.usage.output_tokens) == ("model_context_window_exceeded", left)
     too_long = [{"role": "user", "content": "word " * 5000}]
-    assert "context" in error_of(server, 400, messages=too_long)["message"]
+    message = error_of(server, 400, messages=too_long)["message"]
+    assert re.match(r"prompt is too long: \d+ tokens > 4095 maximum", message)
+
+
+def test_the_first_event_counts_cached_tokens(server: Served) -> None:
+    prompt = [{"role": "user", "content": "the first event has the cached tokens too " * 8}]
+    cached = []
+    for _ in range(2):
+        with server.http.stream(
+            "POST", ROUTE, json={"messages": prompt, "max_tokens": 2, "stream": True}
+        ) as reply:
+            events = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: ")]
+        first, last = events[0]["message"]["usage"], events[-2]["usage"]
+        assert first["cache_read_input_tokens"] == last["cache_read_input_tokens"]
+        assert first["input_tokens"] == last["input_tokens"]
+        cached.append(first["cache_read_input_tokens"])
+    assert cached[0] < cached[1]
 
 
 def test_no_tokens_compute_the_prompt_only(server: Served) -> None:

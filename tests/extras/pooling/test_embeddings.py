@@ -147,7 +147,8 @@ def test_shortened_embeddings_are_normalized_again(server: Served) -> None:
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 65}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 1 << 20}, "truncate_prompt_tokens"),
         ({"input": "a", "cache_salt": ""}, "cache_salt"),
         ({}, "input"),
     ],
@@ -286,6 +287,22 @@ async def test_the_async_client_embeds(server: Served) -> None:
     assert [each.data[0].embedding for each in replies] == embeddings(server, TEXTS)
 
 
+def test_inputs_are_truncated_to_their_last_tokens(server: Served) -> None:
+    tokenizer = server.llm.tokenizer
+    text = "a request has a prompt"
+    before, after = tokenizer.added_special_tokens
+    content = tokenizer.encode(text, add_special_tokens=False)
+    count = len(before) + len(after) + 3
+    (found,) = embeddings(server, text, extra_body={"truncate_prompt_tokens": count})
+    (expected,) = embeddings(server, [before + content[-3:] + after])
+    assert found == expected
+    (whole,) = embeddings(server, text, extra_body={"truncate_prompt_tokens": -1})
+    assert [whole] == embeddings(server, text)
+    assert found != whole
+    (last,) = embeddings(server, [content], extra_body={"truncate_prompt_tokens": 2})
+    assert [last] == embeddings(server, [content[-2:]])
+
+
 def test_texts_longer_than_the_model_was_made_for_are_refused(folder: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -298,7 +315,9 @@ def test_texts_longer_than_the_model_was_made_for_are_refused(folder: Path, tmp_
         (found,) = embeddings(server, "the fox")
         expected = reference_embedding(folder, server.llm.tokenizer.encode("the fox"))
         assert np.abs(np.array(found) - expected.numpy()).max() < 1e-4
-        assert "embeds up to 8" in refused(server.post("/v1/embeddings", input="fox " * 9), 400)["message"]
+        error = refused(server.post("/v1/embeddings", input="fox " * 9), 400)
+        assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+        assert "maximum context length is 8 tokens: shorten the prompt" in error["message"]
         assert len(embeddings(server, "a", dimensions=8)[0]) == 8
         error = refused(server.post("/v1/embeddings", input="a", dimensions=9), 400)
         assert "dimensions must be one of 32, 8" in error["message"]

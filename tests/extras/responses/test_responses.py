@@ -226,13 +226,13 @@ def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> Non
         ({"text": {"format": {"type": "json_object", "lax": True}}}, "text", "lax is not a known field"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "encrypted_content"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input", "input[0].name must be a string"),
-        ({"input": "x" * 10_000}, "input", "input has 10"),
+        ({"input": "x" * 10_000}, "input", "prompt is too long: at least"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning", "reasoning.effort must be one of none, minimal"),
         ({"reasoning": {"effort": 5}}, "reasoning", "reasoning.effort must be one of none, minimal"),
         ({"conversation": "conv_1"}, "conversation", "is not supported"),
         ({"background": True}, "background", "is not supported"),
         ({"truncation": "auto"}, "truncation", 'leave it out, or set it to "disabled"'),
-        ({"tools": [{"type": "web_search"}]}, "tools", "tools[0]: type 'web_search' is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools[web_search] has no effect"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "type 'file_search'"),
         ({"text": {"format": {"type": "xml"}}}, "text", "text.format must have a type"),
         ({"mood": "glad"}, "mood", "mood is not a known field"),
@@ -251,15 +251,6 @@ def test_what_is_refused(strict: Served, fields: dict[str, Any], param: str, mes
     error = response.json()["error"]
     assert error["param"] == param
     assert message in error["message"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_output_too_long_is_refused_under_its_own_name(server: Served, stream: bool) -> None:
-    limit = server.llm.model.max_model_len
-    response = server.post(ROUTE, input=TEXT, max_output_tokens=limit, stream=stream)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, "max_output_tokens")
-    assert error["message"].startswith(f"max_output_tokens is {limit}, but after a prompt of")
 
 
 THINKING_TEMPLATE = (

@@ -4,6 +4,7 @@ The memory of a decoded body is computed before decoding (json_scan.py), and cha
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -110,12 +111,17 @@ def checked(
     others: OtherFields = STRICT,
     ignored: IgnoredFields | None = None,
 ) -> T:
-    """Convert `content` to `kind`. A field that is null counts as left out. Without `ignored`, fields are
-    strict.
+    """Convert `content` to `kind`. A field that is null counts as left out, and 5.0 as 5. Without `ignored`,
+    fields are strict.
 
     Raises RequestError as `read_request` does.
     """
     known = kind.__struct_fields__
+    integers = _integer_fields(kind)
+    content = {
+        name: int(value) if name in integers and isinstance(value, float) and value.is_integer() else value
+        for name, value in content.items()
+    }
     ignored = IgnoredFields(strict=True) if ignored is None else ignored
     for name, value in content.items():
         if name not in known:
@@ -127,6 +133,13 @@ def checked(
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise _refused(mismatch_of(error), kind) from error
+
+
+@cache
+def _integer_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the fields of `kind` that are integers, and no other numbers."""
+    types = {name: {hint, *get_args(hint)} for name, hint in get_type_hints(kind).items()}
+    return frozenset(name for name, hints in types.items() if int in hints and float not in hints)
 
 
 def _refused(mismatch: Mismatch, kind: type[msgspec.Struct]) -> RequestError:

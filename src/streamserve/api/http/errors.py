@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler, Scope
 
 from streamserve.api.http.error_format import format_of
+from streamserve.api.http.near_paths import near_path
 from streamserve.protocol.errors import RequestError
 from streamserve.text.prompt_chunks import StaleVersionError
 
@@ -57,7 +58,7 @@ def error_body(error: RequestError) -> bytes:
         kind = "server_error"
     elif error.status == 429:
         kind = "rate_limit_error"
-    code = "model_not_found" if (error.status, error.field) == (404, "model") else None
+    code = "model_not_found" if (error.status, error.field) == (404, "model") else error.code
     if error.status == 401:
         code = "invalid_api_key"
     version: int | UnsetType = UNSET
@@ -86,8 +87,9 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    near = near_path(request) if error.status_code == 404 else None
     message = {
-        404: f"there is no route {request.method} {request.url.path}",
+        404: f"there is no route {request.method} {request.url.path}" + (f": use {near}" if near else ""),
         405: f"{request.url.path} does not take {request.method}",
     }.get(error.status_code, error.detail)
     response = error_response(RequestError(message, status=error.status_code), request.scope)

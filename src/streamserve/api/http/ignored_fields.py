@@ -35,7 +35,7 @@ Values = Mapping[str, tuple[Any, ...]]
 """Fields with the values that have no effect; these values are accepted without a warning."""
 
 Count = Callable[[str, str, int], None]
-"""Called with a kind (unknown, without_effect), a field's name and a number, to count fields."""
+"""Called with a kind (unknown, without_effect, limited), a field's name and a number, to count fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +65,23 @@ LENIENT = OtherFields()
 
 
 class IgnoredFields:
-    """The fields of one request that have no effect. If `strict`, such a field is an error. `counted_by`
-    counts them if the request's model is not the default model."""
+    """The fields of one request that have no effect, or less than requested.
+
+    If `strict`, such a field is an error. `counted_by` counts them if the request's model is not the default
+    model.
+    """
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
         self.counted_by: Count | None = None
         self._without_effect: dict[str, str] = {}
+        self._limited: dict[str, int] = {}
         self._unknown: dict[str, int] = {}
         self._meant: dict[str, str] = {}
         self._more_unknown = 0
 
     def __bool__(self) -> bool:
-        return bool(self._without_effect or self._unknown)
+        return bool(self._without_effect or self._limited or self._unknown)
 
     def add(self, name: str, hint: str = "") -> None:
         """Add a known field. `hint` says which field to use instead. Raises RequestError if fields are
@@ -85,6 +89,13 @@ class IgnoredFields:
         if self.strict:
             raise RequestError(f"{name} has no effect{hint}", field=field_of(name))
         self._without_effect[name] = hint
+
+    def limit(self, name: str, value: int, reason: str) -> None:
+        """Add a field that is obeyed with the smaller `value`. `reason` says what it is. Raises RequestError
+        if fields are strict."""
+        if self.strict:
+            raise RequestError(f"{name} must be at most {value}, {reason}: lower it", field=field_of(name))
+        self._limited[name] = min(value, self._limited.get(name, value))
 
     def add_unknown(self, name: str, known: Iterable[str] = (), what: str = "field") -> None:
         """Add an unknown field, or another unknown item named by `what`. The warning suggests a `known` field
@@ -109,6 +120,8 @@ class IgnoredFields:
         ]
         more = f" and {self._more_unknown} more" if self._more_unknown else ""
         parts = [f"without effect: {', '.join(known)}"] if known else []
+        limited = [f"{_plain(name)} to {value}" for name, value in self._limited.items()]
+        parts += [f"limited: {', '.join(limited)}"] if limited else []
         parts += [f"unknown: {', '.join(unknown)}{more}"] if unknown else []
         return "; ".join(parts)
 
@@ -116,6 +129,8 @@ class IgnoredFields:
         """Count the fields. Names of unknown fields are not used as labels: clients choose them."""
         for name in self._without_effect:
             count("without_effect", name, 1)
+        for name in self._limited:
+            count("limited", name, 1)
         unknown = sum(self._unknown.values()) + self._more_unknown
         if unknown:
             count("unknown", OTHER, unknown)

@@ -11,6 +11,9 @@ from starlette.types import Receive, Scope, Send
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error, error_body, error_response
 
+DONE = b"[DONE]"
+"""The data of the last event, also after an error."""
+
 Emit = Callable[[msgspec.Struct], Awaitable[None]]
 """Sends one event."""
 
@@ -43,6 +46,8 @@ class EventStream(Response):
                 await error_response(request_error, scope)(scope, receive, send)
                 return
             await events.send(error_body(request_error))
+            if not self._named:
+                await events.send(DONE)
         await events.end()
 
     async def _run(self, events: "_Events") -> None:
@@ -53,7 +58,7 @@ class EventStream(Response):
 
         await self._produce(emit)
         if not self._named:
-            await events.send(b"[DONE]")
+            await events.send(DONE)
 
 
 class _Events:

@@ -52,6 +52,8 @@ async def chat_completions(context: AppContext, request: Request) -> Response:
     context = await routed(context, request, body.model)
     body = with_thinking(body, context.llm.chat_template, ignored_of(request))
     conversation = await prepared(context, body, charge_of(request), ignored_of(request))
+    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    conversation = conversation.within_context(context.llm, limit_name, ignored_of(request))
     return await Chat(context, body, conversation).respond(request)
 
 

@@ -1,6 +1,7 @@
 """POST /v1/completions: OpenAI's legacy API, which continues a text. It also scores texts."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -12,11 +13,12 @@ from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask, new_id
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
-from streamserve.api.http.ignored_fields import ignored_of
+from streamserve.api.http.ignored_fields import IgnoredFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
+from streamserve.api.openai.context_length import within_context
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.openai.options import options_of
@@ -95,26 +97,36 @@ class Completion:
         """
         llm, body = self._context.llm, self._body
         self._options = options_of(self._context, request, self._body, self._head.model)
-        await self.check()
+        await self.check(ignored_of(request))
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
         encoder = Encoder(llm, self._context.side_thread, charge_of(request))
         prompts = await completion_prompts(
             encoder, body.prompt, body.add_special_tokens, self._context.settings.max_requests, truncate_to
         )
-        tasks = await self.tasks(prompts)
+        limit_name = None if body.max_tokens is None else "max_tokens"
+        tasks = [
+            replace(
+                task,
+                params=within_context(
+                    llm, task.params, len(task.prompt.ids), "prompt", limit_name, ignored_of(request)
+                ),
+            )
+            for task in await self.tasks(prompts)
+        ]
         if body.stream:
             return EventStream(partial(self.stream, tasks))
         reply = await while_connected(request.receive, self.whole(tasks))
         return Response(reply, media_type=JSON)
 
-    async def check(self) -> None:
-        """Convert the requested output format to a grammar.
+    async def check(self, ignored: IgnoredFields) -> None:
+        """Convert the requested output format to a grammar. Parts of it without effect are added to
+        `ignored`.
 
         Raises RequestError if outputs cannot be constrained by it.
         """
         body = self._body
         requested = await self._context.grammar_thread.run_if(
-            wants_grammar(body), lambda: requested_grammar(body)
+            wants_grammar(body), lambda: requested_grammar(body, ignored)
         )
         if requested is not None:
             await self._context.llm.check_grammar(requested.grammar, requested.field)
@@ -133,7 +145,7 @@ class Completion:
     def _task(self, number: int, prompt: EncodedPrompt) -> GenerationTask:
         body, params = self._body, self._params
         remaining = self._context.llm.model.max_model_len - len(prompt.ids)
-        if body.max_tokens is None and params.max_tokens is not None and remaining > 0:
+        if body.max_tokens is None and params.max_tokens is not None and remaining > params.min_tokens:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
         name = f"{self._head.id}-{number}"
         return GenerationTask(number, name, prompt, params, self._options)

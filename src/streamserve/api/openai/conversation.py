@@ -1,6 +1,6 @@
 """Prepares a chat request: its prompt, its sampling parameters, and the parsers of its replies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -9,14 +9,15 @@ from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
+from streamserve.api.openai.context_length import within_context
 from streamserve.api.openai.messages import checked_messages
 from streamserve.api.openai.prompts import Encoder, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
+from streamserve.api.openai.structured import RequestedGrammar, json_grammar, requested_grammar, wants_grammar
 from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.api.prompt import EncodedPrompt
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import RequestError, context_overflow
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require
 from streamserve.text.harmony import HarmonyParser
@@ -52,6 +53,11 @@ class Conversation:
             self.tools is not None and self.tools.format is FORMATS["harmony"]
         )
 
+    def within_context(self, llm: Generator, limit_name: str, ignored: IgnoredFields) -> "Conversation":
+        """Return the conversation with an output that fits in the context: see `within_context`."""
+        length = len(self.prompt.ids)
+        return replace(self, params=within_context(llm, self.params, length, "messages", limit_name, ignored))
+
     def reader(self) -> OutputReader:
         """Return a parser for one reply."""
         if self.channels:
@@ -61,11 +67,14 @@ class Conversation:
         return MessageParser(thoughts, self.tools.reader() if self.tools else None)
 
 
-def chat_tools(context: AppContext, body: ChatRequest) -> Tools | None:
-    """Return the tools that the model may call. Raises RequestError naming the field at fault."""
+def chat_tools(context: AppContext, body: ChatRequest, ignored: IgnoredFields | None = None) -> Tools | None:
+    """Return the tools that the model may call. Parts of them without effect are added to `ignored`. Raises
+    RequestError naming the field at fault."""
     settings, tokenizer = context.settings, context.llm.tokenizer
     thinking = find_reasoning_format(settings.reasoning_parser, tokenizer.template_signs)
-    return requested_tools(body, settings.tool_parser, tokenizer, thinking.openings[0] if thinking else "")
+    opening = thinking.openings[0] if thinking else ""
+    ignored = IgnoredFields(strict=False) if ignored is None else ignored
+    return requested_tools(body, settings.tool_parser, tokenizer, opening, ignored)
 
 
 def rendered(
@@ -75,11 +84,8 @@ def rendered(
     llm = context.llm
     max_model_len = llm.model.max_model_len
     if len(body.messages) > max_model_len:
-        raise RequestError(
-            f"messages holds {len(body.messages)} messages, more than a context of "
-            f"{max_model_len} tokens holds",
-            field="messages",
-        )
+        tokens = len(body.messages)
+        raise context_overflow(tokens, max_model_len, max_model_len, "messages", at_least=True)
     messages = checked_messages(body.messages, charge)
     if llm.tokenizer.chat_template is None:
         _check_length(llm, messages)
@@ -101,12 +107,10 @@ def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
     contents = [message.get("content") or "" for message in messages]
     texts = [part.get("text", "") for content in contents if isinstance(content, list) for part in content]
     length = sum(map(len, texts)) + sum(len(content) for content in contents if isinstance(content, str))
-    if length > llm.model.max_model_len * llm.tokenizer.longest_token:
-        raise RequestError(
-            f"messages has {length} characters, far more than a context of {llm.model.max_model_len} tokens "
-            "holds",
-            field="messages",
-        )
+    max_model_len, longest_token = llm.model.max_model_len, llm.tokenizer.longest_token
+    if length > max_model_len * longest_token:
+        tokens = -(-length // longest_token)
+        raise context_overflow(tokens, max_model_len, max_model_len, "messages", at_least=True)
 
 
 async def chat_prompt(
@@ -146,25 +150,26 @@ async def prepared(
     context: AppContext,
     body: ChatRequest,
     charge: Charge,
-    ignored: IgnoredFields | None = None,
+    ignored: IgnoredFields,
     prompt: EncodedPrompt | None = None,
 ) -> Conversation:
-    """Validate `body` and prepare it. `prompt` is its prompt, if known already; see `chat_prompt`.
+    """Validate `body` and prepare it. `prompt` is its prompt, if known already; see `chat_prompt`. Parts of
+    the body without effect are added to `ignored`.
 
     Raises RequestError naming the field at fault.
     """
     tokenizer = context.llm.tokenizer
     params = chat_sampling(body, context.settings.default_sampling, context.llm.model.vocab_size)
     large = charge.held > LARGE_REQUEST
-    tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body))
+    tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body, ignored))
     prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools, ignored)
     thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.template_signs)
     requested = await context.grammar_thread.run_if(
-        wants_grammar(body), lambda: _requested_grammar(body, tools)
+        wants_grammar(body), lambda: _requested_grammar(body, tools, ignored)
     )
     if requested is not None:
         requested = _after_reasoning(requested, thinking, prompt.text or "", tokenizer)
-        await context.llm.check_grammar(requested.grammar, requested.field)
+        await _check_grammar(context.llm, requested, tools)
         params = msgspec.structs.replace(params, grammar=requested.grammar)
     marks = list(thinking.marks) if thinking else []
     if tools:
@@ -178,10 +183,27 @@ async def prepared(
     return conversation
 
 
-def _requested_grammar(body: ChatRequest, tools: Tools | None) -> RequestedGrammar | None:
+async def _check_grammar(llm: Generator, requested: RequestedGrammar, tools: Tools | None) -> None:
+    """Raise RequestError if outputs cannot be constrained by the grammar. If this is due to the schema of one
+    function, the error names it."""
+    try:
+        await llm.check_grammar(requested.grammar, requested.field)
+    except RequestError as error:
+        if error.status == 400 and requested.field == "tools" and tools is not None:
+            for path, schema in tools.constrained.items():
+                try:
+                    await llm.check_grammar(json_grammar(schema, "tools"), path)
+                except RequestError as cause:
+                    raise RequestError(cause.message, field="tools", status=cause.status) from error
+        raise
+
+
+def _requested_grammar(
+    body: ChatRequest, tools: Tools | None, ignored: IgnoredFields
+) -> RequestedGrammar | None:
     """Return the grammar of the output, or None. With tools, it is the tools' grammar: it also contains the
     response_format, for messages without calls."""
-    requested = requested_grammar(body)
+    requested = requested_grammar(body, ignored)
     if tools is None:
         return requested
     if requested is not None and requested.field != "response_format":

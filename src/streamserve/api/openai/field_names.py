@@ -17,4 +17,6 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
         if chat_name == field or "." in chat_name:
             message = message.replace(chat_name, name, 1)
     field = field_of(names.get(field, field)) if field else None
-    return RequestError(message, field=field, status=error.status, retry_after=error.retry_after)
+    return RequestError(
+        message, field=field, status=error.status, retry_after=error.retry_after, code=error.code
+    )

@@ -31,7 +31,25 @@ def checked_messages(messages: Sequence[dict[str, Any]], charge: Charge) -> list
     clients send replies back unchanged. The arguments of calls, which are JSON inside of JSON, are subject to
     the limits of a request, and charged to `charge`.
     """
-    return [_checked(message, f"messages[{index}]", charge) for index, message in enumerate(messages)]
+    return _with_call_ids(
+        [_checked(message, f"messages[{index}]", charge) for index, message in enumerate(messages)]
+    )
+
+
+def _with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `messages` with ids of the tools' messages that have none: the ids of the calls before them that
+    have no result yet, in order."""
+    without_result: list[str] = []
+    complete = []
+    for message in messages:
+        if message["role"] == "assistant":
+            without_result = [call["id"] for call in message.get("tool_calls", ()) if "id" in call]
+        elif message["role"] == "tool":
+            if "tool_call_id" not in message and without_result:
+                message = {**message, "tool_call_id": without_result[0]}
+            without_result = [name for name in without_result if name != message.get("tool_call_id")]
+        complete.append(message)
+    return complete
 
 
 def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, Any]:
@@ -56,9 +74,9 @@ def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, A
     for name in ("name", "tool_call_id", "reasoning_content"):
         if not isinstance(message.get(name), str | None):
             raise RequestError(f"{where}.{name} must be a string", field="messages")
-    if role == "tool" and not message.get("tool_call_id"):
-        raise RequestError(f"{where}.tool_call_id is required", field="messages")
     checked = {name: message[name] for name in _FIELDS[role] if message.get(name) not in (None, [])}
+    if not checked.get("tool_call_id"):
+        checked.pop("tool_call_id", None)
     if calls:
         checked["tool_calls"] = _checked_calls(calls, f"{where}.tool_calls", charge)
     return checked

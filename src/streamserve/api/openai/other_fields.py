@@ -28,7 +28,6 @@ OBEYED_IN_RESPONSES: Values = {
 """Fields that only the Responses API obeys, and fields that have another default there."""
 
 REFUSED: Values = {
-    "bad_words": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "ec_transfer_params": (),

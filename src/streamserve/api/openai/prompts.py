@@ -7,7 +7,7 @@ from streamserve.api.generator import Generator
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.http.side_thread import SideThread
 from streamserve.api.prompt import EncodedPrompt
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import RequestError, context_overflow
 from streamserve.text.prompt_text import PromptText
 
 _THREAD_ABOVE = 8192
@@ -30,7 +30,15 @@ def truncation_limit(llm: Generator, requested: int | None, max_tokens: int | No
     if requested is None:
         return None
     if requested == -1:
-        return max(1, max_model_len - (1 if max_tokens is None else max_tokens))
+        limit = max_model_len - (1 if max_tokens is None else max_tokens)
+        if limit < 1:
+            raise RequestError(
+                "truncate_prompt_tokens -1 retains the tokens that fit in the context in addition to "
+                f"max_tokens of output, but {max_tokens} leaves none of the context of {max_model_len}: "
+                "lower it",
+                field="truncate_prompt_tokens",
+            )
+        return limit
     if not 1 <= requested <= max_model_len:
         raise RequestError(
             f"truncate_prompt_tokens must be -1 or between 1 and the context of {max_model_len}, "
@@ -66,10 +74,8 @@ class Encoder:
         prompt_texts = [PromptText(text) if isinstance(text, str) else text for text in texts]
         longest = max(len(each.text) for each in prompt_texts)
         if longest > max_model_len * tokenizer.longest_token:
-            raise RequestError(
-                f"{field} has {longest} characters, far more than a context of {max_model_len} tokens holds",
-                field=field,
-            )
+            tokens = -(-longest // tokenizer.longest_token)
+            raise context_overflow(tokens, max_model_len, max_model_len, field, at_least=True)
         size = sum(len(each.text) + _LITERAL_CHARACTERS * len(each.literal) for each in prompt_texts)
         prompts = []
         for each in prompt_texts:
@@ -124,9 +130,7 @@ def _from_ids(llm: Generator, ids: list[int], truncate_to: int | None, field: st
     if not ids:
         raise RequestError(f"{field} holds an empty list", field=field)
     if truncate_to is None and len(ids) > max_model_len:
-        raise RequestError(
-            f"the prompt has {len(ids)} tokens, but the model's context holds {max_model_len}", field=field
-        )
+        raise context_overflow(len(ids), max_model_len, max_model_len, field)
     if min(ids) < 0 or max(ids) >= size:
         wrong = next(token for token in ids if not 0 <= token < size)
         raise RequestError(f"{field} has token {wrong}, but the vocabulary has {size} tokens", field=field)

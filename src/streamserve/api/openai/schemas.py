@@ -126,7 +126,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int | None,
         about(
             "retain only this many of the prompt's last tokens; -1: the tokens that fit in the context "
-            "with the output",
+            "in addition to max_tokens",
             minimum=-1,
             maximum=2**31,
         ),
@@ -162,7 +162,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     max_tokens: Annotated[
         int | None,
         about(
-            "maximum number of tokens of one output; prompt and output must fit in the context",
+            "maximum number of tokens of one output; limited to what the prompt leaves of the context",
             minimum=0,
             maximum=2**31,
         ),
@@ -195,6 +195,10 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     guided_grammar: Annotated[
         str | None, about("a grammar in Lark, or as llama.cpp writes it, that the output must follow")
     ] = None
+    bad_words: Annotated[
+        list[str],
+        about("texts that the output must not contain; not with another output format, nor with tools"),
+    ] = []
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,8 +5,11 @@ from typing import Any
 
 import msgspec
 
+from streamserve.api.http.ignored_fields import IgnoredFields
+from streamserve.api.openai.json_schemas import enforceable
 from streamserve.api.openai.schemas import GenerationRequest
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import field_of
 from streamserve.protocol.grammar import Grammar, GrammarKind, check_size
 from streamserve.text.grammar import as_lark
 
@@ -28,21 +31,25 @@ def wants_grammar(request: GenerationRequest) -> bool:
     Converting it may be slow, so it is not done in the event loop.
     """
     names = ["response_format", "structured_outputs", *(f"guided_{name}" for name in _KINDS)]
-    return any(getattr(request, name) is not None for name in names)
+    return bool(request.bad_words) or any(getattr(request, name) is not None for name in names)
 
 
-def requested_grammar(request: GenerationRequest) -> RequestedGrammar | None:
-    """Return the requested grammar, if any. Raises RequestError naming the field at fault."""
+def requested_grammar(request: GenerationRequest, ignored: IgnoredFields) -> RequestedGrammar | None:
+    """Return the requested grammar, if any. Keywords of its schema that are not enforced are added to
+    `ignored`. Raises RequestError naming the field at fault."""
     requested = [
         _structured(f"guided_{name}", {name: value})
         for name in _KINDS
         if (value := getattr(request, f"guided_{name}")) is not None
     ]
-    schema = None if request.response_format is None else response_schema(request.response_format)
+    format = request.response_format
+    schema = None if format is None else response_schema(format, ignored)
     if schema is not None:
         requested.append(RequestedGrammar(json_grammar(schema, "response_format"), "response_format"))
     if request.structured_outputs is not None:
         requested.append(_structured("structured_outputs", request.structured_outputs))
+    if request.bad_words:
+        requested.append(RequestedGrammar(_without_words(request.bad_words), "bad_words"))
     if len(requested) > 1:
         fields = " and ".join(each.field for each in requested)
         raise RequestError(
@@ -51,12 +58,30 @@ def requested_grammar(request: GenerationRequest) -> RequestedGrammar | None:
     return requested[0] if requested else None
 
 
+def _without_words(words: list[str]) -> Grammar:
+    """Return the grammar of texts that contain none of `words`. Raises RequestError for an empty word."""
+    if not all(words):
+        raise RequestError("bad_words must not contain an empty text", field="bad_words")
+    _check_size(words, "bad_words")
+    alternatives = " | ".join(json.dumps(word, ensure_ascii=False) for word in words)
+    rules = (
+        "start: TEXT",
+        f"TEXT: ANY & ~(ANY ({alternatives}) ANY)",
+        r"ANY: /(.|\n)*/",
+    )
+    return Grammar(kind="lark", text="\n".join(rules))
+
+
 _FORMAT_FIELDS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
 """Fields of response_format besides its type. `schema` is a field of llama.cpp."""
 
 
-def response_schema(format: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the JSON schema that a response_format requests; None for text. Raises RequestError."""
+def response_schema(format: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any] | None:
+    """Return the JSON schema that a response_format requests; None for text.
+
+    Unless it is strict, keywords that no grammar enforces are left out, and added to `ignored`. Raises
+    RequestError.
+    """
     name, kind = "response_format", format.get("type")
     if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
         raise RequestError(f"{name}.type must be text, json_object or json_schema, not {kind!r}", field=name)
@@ -67,14 +92,19 @@ def response_schema(format: dict[str, Any]) -> dict[str, Any] | None:
         schema = format.get("schema")
         if not isinstance(schema, dict | None):
             raise RequestError(f"{name}.schema must be a JSON schema", field=name)
-        return _ANY_OBJECT if schema is None else schema
+        return _ANY_OBJECT if schema is None else _followed(schema, f"{name}.schema", False, ignored)
     settings = format.get("json_schema")
     if not isinstance(settings, dict) or not isinstance(settings.get("schema"), dict):
         raise RequestError(f"{name}.json_schema must be an object with a schema", field=name)
     _check_fields(settings, ("name", "schema", "strict", "description"), name, "json_schema.")
-    schema = settings["schema"]
-    assert isinstance(schema, dict)
-    return schema
+    strict = settings.get("strict") is True
+    return _followed(settings["schema"], f"{name}.json_schema.schema", strict, ignored)
+
+
+def _followed(schema: dict[str, Any], path: str, strict: bool, ignored: IgnoredFields) -> dict[str, Any]:
+    _check_size(schema, field_of(path))
+    followed: dict[str, Any] = enforceable(schema, path, strict, ignored)
+    return followed
 
 
 def _check_fields(settings: dict[str, Any], known: tuple[str, ...], field: str, inside: str = "") -> None:
@@ -106,7 +136,8 @@ def _structured(field: str, settings: dict[str, Any]) -> RequestedGrammar:
 
 def _grammar(field: str, kind: GrammarKind, value: Any, options: dict[str, Any]) -> Grammar:
     if kind == "json":
-        return json_grammar(_schema(field, value), field, options)
+        schema = enforceable(_schema(field, value), field, True, IgnoredFields(strict=True))
+        return json_grammar(schema, field, options)
     if kind == "choice":
         _check_size(value, field)
         return Grammar(kind=kind, text=json.dumps(value))

@@ -1,9 +1,12 @@
 """A chat's tools: their validation, and grammars for calls that are forced or strict."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from streamserve.api.http.ignored_fields import IgnoredFields
+from streamserve.api.openai.json_schemas import enforceable
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.structured import json_grammar, response_schema
 from streamserve.protocol.errors import RequestError
@@ -14,11 +17,10 @@ from streamserve.text.tools.grammar import calls_schema, free_calls
 from streamserve.text.tools.native import NotExpressible
 from streamserve.text.tools.parser import ToolCallParser
 
-MAX_TOOLS = 128
 MAX_CALLS = 32
 """Maximum number of calls in one message that a grammar constrains."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _CHOICES = ("none", "auto", "required")
 _ANY = {"type": "object"}
 """The argument schema for a function that is not strict, if another function is."""
@@ -32,6 +34,7 @@ class Tools:
     - `grammar`: forces a call, or constrains the format of calls and of a message without calls
       (response_format).
     - `named`: the forced function; its arguments are the whole output.
+    - `constrained`: the schemas that the grammar was made of, by their paths in the request.
     """
 
     rendered: list[dict[str, Any]]
@@ -40,17 +43,21 @@ class Tools:
     parallel: bool
     grammar: Grammar | None = None
     named: str | None = None
+    constrained: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     def reader(self) -> ToolCallParser:
         """Return a parser for one message."""
         return ToolCallParser(self.format, self.schemas, self.parallel, self.named)
 
 
-def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thought: str) -> Tools | None:
+def requested_tools(
+    request: ChatRequest, parser: str, tokenizer: Tokenizer, thought: str, ignored: IgnoredFields
+) -> Tools | None:
     """Return the tools of `request`; None if it has none or must not use them.
 
     `parser` is the name of the model's tool call format. `thought` is the opening tag of its reasoning, or
-    "". Raises RequestError naming the field at fault.
+    "". Keywords of schemas that are not strict, and that no grammar enforces, are added to `ignored`. Raises
+    RequestError naming the field at fault.
     """
     schemas = _schemas(request.tools)
     choice = _choice(request.tool_choice, schemas)
@@ -67,22 +74,57 @@ def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, tho
                 field="tools",
             )
         strict = {tool["function"]["name"] for tool in request.tools if tool["function"].get("strict")}
-        answer = None if request.response_format is None else response_schema(request.response_format)
+        answer = (
+            None if request.response_format is None else response_schema(request.response_format, ignored)
+        )
         if not strict and answer is None:
             return Tools(request.tools, schemas, format, parallel)
-        constrained = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
-        check_schemas(constrained if answer is None else {**constrained, "": answer})
-        grammar = _free_calls(format, constrained, tokenizer, thought, answer)
-        return Tools(request.tools, schemas, format, parallel, grammar)
+        constrained = _constrained(request.tools, schemas, strict, ignored)
+        allowed = {**dict.fromkeys(schemas, _ANY), **constrained}
+        check_schemas(allowed if answer is None else {**allowed, "": answer})
+        grammar = _free_calls(format, allowed, tokenizer, thought, answer)
+        paths = _paths(schemas, constrained)
+        return Tools(request.tools, schemas, format, parallel, grammar, constrained=paths)
+    chosen = set(schemas) if choice == "required" else {choice}
+    constrained = _constrained(request.tools, schemas, chosen, ignored)
+    paths = _paths(schemas, constrained)
     if choice == "required":
-        check_schemas(schemas)
-        call = calls_schema(schemas, "parameters")
+        call = calls_schema(constrained, "parameters")
         definitions = call.pop("$defs")
         max_calls = MAX_CALLS if parallel else 1
         calls = {"type": "array", "items": call, "minItems": 1, "maxItems": max_calls, "$defs": definitions}
         grammar = json_grammar(calls, "tools")
-        return Tools(request.tools, schemas, REQUIRED, parallel, grammar)
-    return Tools(request.tools, schemas, REQUIRED, False, json_grammar(schemas[choice], "tools"), choice)
+        return Tools(request.tools, schemas, REQUIRED, parallel, grammar, constrained=paths)
+    grammar = json_grammar(constrained[choice], "tools")
+    return Tools(request.tools, schemas, REQUIRED, False, grammar, choice, paths)
+
+
+def _constrained(
+    tools: list[dict[str, Any]],
+    schemas: dict[str, dict[str, Any]],
+    names: set[str],
+    ignored: IgnoredFields,
+) -> dict[str, dict[str, Any]]:
+    """Return the schemas of the functions with these `names` as a grammar can follow them."""
+    check_schemas({name: schemas[name] for name in names})
+    strict = {tool["function"]["name"] for tool in tools if tool["function"].get("strict")}
+    return {
+        name: enforceable(schema, _path(index), name in strict, ignored)
+        for index, (name, schema) in enumerate(schemas.items())
+        if name in names
+    }
+
+
+def _path(index: int) -> str:
+    return f"tools[{index}].function.parameters"
+
+
+def _paths(
+    schemas: dict[str, dict[str, Any]], constrained: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the constrained schemas by their paths in the request."""
+    numbers = {name: index for index, name in enumerate(schemas)}
+    return {_path(numbers[name]): schema for name, schema in constrained.items()}
 
 
 def _free_calls(
@@ -111,8 +153,6 @@ def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
 
 def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the parameter schema of each function by name."""
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed", field="tools")
     schemas: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
@@ -122,7 +162,7 @@ def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise RequestError(
-                f"{where}.function.name must have 1 to 128 letters, digits and _.-", field="tools"
+                f"{where}.function.name must have 1 to 128 letters, digits and _.:/-", field="tools"
             )
         if name in schemas:
             raise RequestError(f"{where}.function.name: there are two tools called {name}", field="tools")

@@ -8,6 +8,7 @@ import msgspec
 from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask
 from streamserve.api.http.body import checked
+from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.chat import Chat
 from streamserve.api.openai.completions import Completion
@@ -60,7 +61,7 @@ class TextPromptTemplate:
     async def answer(self, prompt: EncodedPrompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
         completion = Completion(self._context, _finished(self._request, finish))
-        await completion.check()
+        await completion.check(IgnoredFields(strict=True))
         (task,) = await completion.tasks([prompt])
         return completion, task
 
@@ -108,7 +109,9 @@ class ChatPromptTemplate:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
         request = _finished(self._request, finish)
         with self._context.memory.charge() as charge:
-            chat = Chat(self._context, request, await prepared(self._context, request, charge, prompt=prompt))
+            strict = IgnoredFields(strict=True)
+            conversation = await prepared(self._context, request, charge, strict, prompt)
+        chat = Chat(self._context, request, conversation)
         return chat, chat.task()
 
     def _filled(self, context_text: str) -> ChatRequest:

@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from streamserve.protocol.grammar import Grammar, check_grammar, readable_error, to_llguidance
+from streamserve.protocol.grammar import NO_TEXT, Grammar, check_grammar, readable_error, to_llguidance
 
 Mask = NDArray[np.uint8]
 """One bit for each token, 1 if it is allowed. Bit 0 of byte 0 is token 0. Tokens beyond the mask's end are
@@ -22,6 +22,9 @@ not allowed."""
 
 MAX_COMPILED = 64
 """Maximum number of compiled grammars that stay cached for later requests."""
+
+
+_DEAD_END = "the output came to a dead end of its grammar: after it, the grammar allows no token and no end"
 
 
 class GrammarError(ValueError):
@@ -173,7 +176,8 @@ class Matcher:
 
     def _note_error(self) -> None:
         if self._matcher.is_error():
-            self.error = f"the grammar's parser failed: {readable_error(self._matcher.get_error())}"
+            problem = readable_error(self._matcher.get_error())
+            self.error = _DEAD_END if problem == NO_TEXT else f"the grammar's parser failed: {problem}"
 
     @cached_property
     def _only_end(self) -> Mask:

@@ -87,6 +87,7 @@ async def messages(context: AppContext, request: Request) -> Response:
     try:
         chat = await _chat(context, request, body, ignored)
         conversation = await prepared(context, chat, charge_of(request), ignored)
+        conversation = conversation.within_context(context.llm, "max_tokens", ignored)
     except RequestError as error:
         raise renamed(error, NAMES) from error
     return await _Message(context, body, conversation).respond(request)
@@ -174,9 +175,7 @@ class _Message:
         self._conversation = conversation
         self._id = new_id("msg").replace("-", "_")
         self._model = served_name(context.llm, body.model)
-        left = context.llm.model.max_model_len - len(conversation.prompt.ids)
-        self._ends_with_context = 0 < left < body.max_tokens
-        self._max_tokens = left if self._ends_with_context else body.max_tokens
+        self._ends_with_context = conversation.params.max_tokens != body.max_tokens
         self._options = NO_OPTIONS
 
     async def respond(self, request: Request) -> Response:
@@ -205,19 +204,19 @@ class _Message:
         """Generate, sending events to `content`; return the whole message."""
         conversation = self._conversation
         parser = OutputParser(content)
-        begin = self._reply(Usage(len(conversation.prompt.ids), 0))
+        length = len(conversation.prompt.ids)
 
         async def handle(task: GenerationTask, item: Item) -> None:
             if not content.begun:
-                await content.begin(begin)
+                cached = item.cached_tokens if isinstance(item, ChoiceDelta) else 0
+                await content.begin(self._reply(Usage(length, 0, cached)))
             if isinstance(item, Usage):
                 parser.usage = item
             elif isinstance(item, ChoiceDelta):
                 await parser.delta(item)
 
-        params = msgspec.structs.replace(conversation.params, max_tokens=self._max_tokens)
         task = GenerationTask(
-            0, self._id, conversation.prompt, params, self._options, reader=conversation.reader
+            0, self._id, conversation.prompt, conversation.params, self._options, reader=conversation.reader
         )
         try:
             await generate(self._context, [task], handle)

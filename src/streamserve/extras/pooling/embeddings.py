@@ -17,6 +17,7 @@ from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
 from streamserve.api.openai.prompts import Encoder, completion_prompts
 from streamserve.api.openai.schemas import Model, about
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.extras.pooling.pooling import (
@@ -25,6 +26,7 @@ from streamserve.extras.pooling.pooling import (
     Vectors,
     check_count,
     check_lengths,
+    longest_text,
     pool,
 )
 from streamserve.protocol.errors import RequestError
@@ -59,6 +61,14 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     add_special_tokens: Annotated[
         bool, about("let the tokenizer add its special tokens; the model may need the last one for pooling")
     ] = True
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        about(
+            "retain only this many of each input's last tokens, including the special tokens that the "
+            "tokenizer adds; -1: as many as the model embeds",
+            minimum=-1,
+        ),
+    ] = None
     priority: Annotated[int, about("requests with a lower value are served first")] = 0
     cache_salt: Annotated[str | None, about("only requests with the same salt share a prefix's KV")] = None
     user: Annotated[str | None, about("accepted without effect")] = None
@@ -100,7 +110,10 @@ async def embeddings(context: AppContext, request: Request) -> Response:
     prompts = await completion_prompts(
         encoder, body.input, body.add_special_tokens, context.settings.max_requests
     )
-    check_lengths(prompts, config.max_tokens, "input")
+    limit = longest_text(context, config)
+    if body.truncate_prompt_tokens is not None:
+        prompts = _truncated(context, prompts, body, limit)
+    check_lengths(prompts, limit, "input")
     numbers = len(prompts) * (body.dimensions or size)
     charge.add(numbers * NUMBER_BYTES)
     options = RequestOptions(body.priority, context.cache_salt(caller_of(request), body.cache_salt))
@@ -138,6 +151,29 @@ def embedding_config(context: AppContext) -> EmbeddingConfig:
             field="model",
         )
     return config
+
+
+def _truncated(
+    context: AppContext, prompts: list[EncodedPrompt], body: EmbeddingRequest, limit: int
+) -> list[EncodedPrompt]:
+    """Return prompts of at most `truncate_prompt_tokens` tokens: the first tokens of the text are left out,
+    but not the special tokens that the tokenizer adds. Raises RequestError for an invalid value."""
+    count = limit if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
+    added = any(prompt.text is not None for prompt in prompts) and body.add_special_tokens
+    before, after = context.llm.tokenizer.added_special_tokens if added else ([], [])
+    least = len(before) + len(after) + 1
+    if count is None or not least <= count <= limit:
+        raise RequestError(
+            f"truncate_prompt_tokens must be -1 or between {least} and the {limit} tokens that the model "
+            f"embeds, got {count}",
+            field="truncate_prompt_tokens",
+        )
+    return [
+        prompt
+        if len(prompt.ids) <= count
+        else EncodedPrompt(before + prompt.ids[len(before) + len(prompt.ids) - count :])
+        for prompt in prompts
+    ]
 
 
 def _reply(body: EmbeddingRequest, name: str, config: EmbeddingConfig, pooled: Vectors) -> EmbeddingReply:

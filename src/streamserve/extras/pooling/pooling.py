@@ -11,7 +11,8 @@ from streamserve.api.generator import Item
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.http.limits import MAX_CHOICES
 from streamserve.api.prompt import EncodedPrompt
-from streamserve.protocol.errors import RequestError
+from streamserve.contracts.embedding import EmbeddingConfig
+from streamserve.protocol.errors import RequestError, context_overflow
 from streamserve.protocol.messages import Pooled
 from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import SamplingParams
@@ -91,10 +92,13 @@ def check_count(context: AppContext, count: int, field: str) -> None:
         raise RequestError(f"{field} has {count} entries: 1 to {limit} are allowed", field=field)
 
 
-def check_lengths(prompts: Sequence[EncodedPrompt], limit: int | None, field: str) -> None:
-    """Raise RequestError if a prompt has more tokens than `limit`, the longest text that the model embeds."""
+def check_lengths(prompts: Sequence[EncodedPrompt], limit: int, field: str) -> None:
+    """Raise RequestError if a prompt has more tokens than `limit`, the longest text that the model takes."""
     longest = max(len(prompt.ids) for prompt in prompts)
-    if limit is not None and longest > limit:
-        raise RequestError(
-            f"{field} has a text of {longest} tokens: the model embeds up to {limit}", field=field
-        )
+    if longest > limit:
+        raise context_overflow(longest, limit, limit, field)
+
+
+def longest_text(context: AppContext, config: EmbeddingConfig) -> int:
+    """Return the length in tokens of the longest text that the model embeds."""
+    return min(config.max_tokens or context.llm.model.max_model_len, context.llm.model.max_model_len)

@@ -31,6 +31,7 @@ from streamserve.extras.pooling.pooling import (
     Vectors,
     check_count,
     check_lengths,
+    longest_text,
     pool,
 )
 from streamserve.protocol.errors import RequestError
@@ -228,6 +229,7 @@ async def _judged(
 
     large = sum(len(query) + len(document) for query, document in pairs) > _LARGE_TEXTS
     prompts = await encoder.encode(await context.side_thread.run_if(large, texts), False, encoder.field)
+    check_lengths(prompts, context.llm.model.max_model_len, encoder.field)
     params = SamplingParams(
         max_tokens=0, temperature=0.0, pooling=Pooling("logits", (scoring.no, scoring.yes))
     )
@@ -258,7 +260,7 @@ async def _compared(
     large = sum(map(len, texts)) > _LARGE_TEXTS
     prompt_texts = await context.side_thread.run_if(large, lambda: list(map(literal, texts)))
     prompts = await encoder.encode(prompt_texts, True, encoder.field)
-    check_lengths(prompts, config.max_tokens, encoder.field)
+    check_lengths(prompts, longest_text(context, config), encoder.field)
     encoder.charge.add(2 * len(prompts) * 4 * context.llm.model.hidden_size)
     pooled = await pool(context, kind, prompts, embedding_params(config), options)
     vectors = [embedding(vector, config) for vector in pooled.vectors]

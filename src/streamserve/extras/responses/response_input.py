@@ -3,19 +3,44 @@
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
 from streamserve.api.openai.thinking import checked_effort
 from streamserve.extras.responses.response_schemas import LOGPROBS, ResponseRequest
+from streamserve.extras.responses.response_tools import (
+    ResponseTools,
+    chosen_tool,
+    custom_arguments,
+    flat_name,
+)
 from streamserve.protocol.errors import RequestError
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 PART_FIELDS = frozenset({"type", "text", "annotations", "logprobs"})
 ITEM_FIELDS = {
     "message": {"role", "content", "id", "status", "phase"},
-    "function_call": {"call_id", "name", "arguments", "id", "status"},
+    "function_call": {"call_id", "name", "namespace", "arguments", "id", "status"},
     "function_call_output": {"call_id", "output", "id", "status"},
+    "custom_tool_call": {"call_id", "name", "namespace", "input", "id", "status"},
+    "custom_tool_call_output": {"call_id", "name", "output", "id", "status"},
     "reasoning": {"content", "summary", "id", "status", "encrypted_content"},
 }
+SKIPPED_ITEMS = frozenset(
+    {
+        "code_interpreter_call",
+        "file_search_call",
+        "image_generation_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
+"""Items about tools that other servers run. They are left out of the prompt with a warning."""
+
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -28,8 +53,14 @@ NAMES = {
 """Names of the Responses API for fields that a chat request names differently."""
 
 
-def as_chat(body: ResponseRequest, history: Sequence[dict[str, Any]] = ()) -> ChatRequest:
-    """Convert to a chat request. The items of `history` come before the input.
+def as_chat(
+    body: ResponseRequest,
+    tools: ResponseTools,
+    ignored: IgnoredFields,
+    history: Sequence[dict[str, Any]] = (),
+) -> ChatRequest:
+    """Convert to a chat request with these `tools`. The items of `history` come before the input. Items that
+    are left out are added to `ignored`.
 
     Raises RequestError naming the field of the Responses API.
     """
@@ -45,19 +76,21 @@ def as_chat(body: ResponseRequest, history: Sequence[dict[str, Any]] = ()) -> Ch
             f"max_output_tokens must be at least 1, got {body.max_output_tokens}", field="max_output_tokens"
         )
     fields: dict[str, Any] = {
-        "messages": _messages(body, history),
+        "messages": _messages(body, history, ignored),
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": logprobs,
         "top_logprobs": body.top_logprobs if logprobs else None,
         "chat_template_kwargs": body.chat_template_kwargs,
         "reasoning_effort": checked_effort((body.reasoning or {}).get("effort"), "reasoning.effort"),
         **_format(body),
-        **_tools(body),
+        **_tools(body, tools),
     }
     return ChatRequest(**common, **fields)
 
 
-def _messages(body: ResponseRequest, history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _messages(
+    body: ResponseRequest, history: Sequence[dict[str, Any]], ignored: IgnoredFields
+) -> list[dict[str, Any]]:
     """Convert the items to messages. Reasoning and function calls become parts of the assistant's message."""
     chat: list[dict[str, Any]] = []
     if body.instructions is not None:
@@ -66,7 +99,12 @@ def _messages(body: ResponseRequest, history: Sequence[dict[str, Any]]) -> list[
     if not items:
         raise RequestError("input must hold at least one item", field="input")
     for index, item in enumerate([*history, *items], -len(history)):
-        _add_item(chat, item, f"input[{index}]")
+        if isinstance(item.get("type"), str) and item["type"] in SKIPPED_ITEMS:
+            ignored.add(f"input[{item['type']}]")
+        else:
+            _add_item(chat, item, f"input[{index}]")
+    if not chat:
+        raise RequestError("input must hold an item that is not left out", field="input")
     return chat
 
 
@@ -74,7 +112,7 @@ def _add_item(chat: list[dict[str, Any]], item: dict[str, Any], where: str) -> N
     """Add an item as a message, or to the last message if both are parts of one reply: reasoning begins a
     reply, then come text and calls."""
     kind = _checked_kind(item, where)
-    if kind == "function_call_output":
+    if kind.endswith("_output"):
         output = _content(item.get("output"), f"{where}.output")
         chat.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
         return
@@ -88,7 +126,7 @@ def _add_item(chat: list[dict[str, Any]], item: dict[str, Any], where: str) -> N
             chat.append({"role": "assistant"})
         if reasoning:
             chat[-1]["reasoning_content"] = chat[-1].get("reasoning_content", "") + reasoning
-    elif kind == "function_call":
+    elif kind.endswith("_call"):
         if last is None:
             chat.append({"role": "assistant"})
         chat[-1].setdefault("tool_calls", []).append(_call(item, where))
@@ -156,7 +194,12 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
 
 
 def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
-    function = {"name": _text(item, "name", where), "arguments": _text(item, "arguments", where)}
+    """Return a function call, or the call of the function in place of a custom tool."""
+    namespace = None if item.get("namespace") is None else _text(item, "namespace", where)
+    name = flat_name(namespace, _text(item, "name", where))
+    custom = item["type"] == "custom_tool_call"
+    arguments = custom_arguments(_text(item, "input", where)) if custom else _text(item, "arguments", where)
+    function = {"name": name, "arguments": arguments}
     return {"id": _text(item, "call_id", where), "type": "function", "function": function}
 
 
@@ -192,25 +235,13 @@ def _format(body: ResponseRequest) -> dict[str, Any]:
     }
 
 
-def _tools(body: ResponseRequest) -> dict[str, Any]:
-    """Convert function tools and tool_choice to the format of chats."""
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)]
-    choice = body.tool_choice
-    if isinstance(choice, dict):
-        if choice.get("type") != "function":
-            _refuse(f"tool_choice: type {choice.get('type')!r} is not supported", "tool_choice")
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    if not tools and choice in (None, "none", "auto"):
+def _tools(body: ResponseRequest, tools: ResponseTools) -> dict[str, Any]:
+    """Return the tools and tool_choice in the format of chats."""
+    choice = chosen_tool(body.tool_choice)
+    if not tools.functions and choice in (None, "none", "auto"):
         return {}
     return {
-        "tools": tools,
+        "tools": tools.functions,
         "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
     }
-
-
-def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        _refuse(f"{where}: type {tool.get('type')!r} is not supported, only function is", "tools")
-    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-    return {"type": "function", "function": function}

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from streamserve.api.openai.logprobs import chat_logprobs
 from streamserve.extras.responses.response_schemas import (
     CallItem,
+    CustomCallItem,
     Item,
     MessageItem,
     OutputText,
@@ -21,6 +22,7 @@ from streamserve.extras.responses.response_schemas import (
     TextLogprob,
     TopLogprob,
 )
+from streamserve.extras.responses.response_tools import ResponseTools, custom_input
 from streamserve.text.output import TokenLogprob
 
 Emit = Callable[[ResponseEvent], Awaitable[None]]
@@ -35,10 +37,11 @@ class Output:
     completed, incomplete or failed
     """
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, tools: ResponseTools | None = None) -> None:
         self.items: list[Item] = []
         self.begun = False
         self._emit = emit
+        self._tools = tools or ResponseTools()
         self._number = 0
         self._open: type[Item] | None = None
         self._texts: list[str] = []
@@ -77,14 +80,20 @@ class Output:
         await self._send_item_event("response.reasoning_text.delta", content_index=0, delta=text)
 
     async def call(self, call_id: str, name: str) -> None:
-        """Open a function call; its arguments follow."""
-        await self._add(CallItem(id=_id("fc"), status="in_progress", call_id=call_id, name=name))
+        """Open a call of the tool whose function is called `name`; its arguments follow."""
+        origin = self._tools.origin(name)
+        made: type[CallItem | CustomCallItem] = CustomCallItem if origin.custom else CallItem
+        item_id = _id("ctc" if origin.custom else "fc")
+        item = made(id=item_id, status="in_progress", call_id=call_id, name=origin.name)
+        await self._add(item if origin.namespace is None else replace(item, namespace=origin.namespace))
 
     async def arguments(self, text: str) -> None:
-        """Append text to the arguments of the latest call."""
+        """Append text to the arguments of the latest call. The input of a custom tool is part of JSON: it is
+        sent when it is complete."""
         if text:
             self._texts.append(text)
-            await self._send_item_event("response.function_call_arguments.delta", delta=text)
+            if self._open is CallItem:
+                await self._send_item_event("response.function_call_arguments.delta", delta=text)
 
     async def call_end(self) -> None:
         """Close the latest call: its arguments are complete."""
@@ -116,6 +125,11 @@ class Output:
             await self._send_item_event(
                 "response.function_call_arguments.done", arguments=text, name=item.name
             )
+        elif isinstance(item, CustomCallItem):
+            text = custom_input(text)
+            item = replace(item, status=status, input=text)
+            await self._send_item_event("response.custom_tool_call_input.delta", delta=text)
+            await self._send_item_event("response.custom_tool_call_input.done", input=text)
         elif isinstance(item, ReasoningItem):
             thought = ReasoningText(text=text)
             item = replace(item, status=status, content=[thought])

@@ -31,7 +31,7 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     max_output_tokens: Annotated[
         int | None,
         about(
-            "maximum number of tokens of the output; prompt and output must fit in the context",
+            "maximum number of tokens of the output; limited to what the prompt leaves of the context",
             minimum=1,
             maximum=2**31,
         ),
@@ -48,11 +48,12 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
         about(f"alternatives for each token; needs {LOGPROBS} included", minimum=0, maximum=MAX_LOGPROBS),
     ] = None
     text: Annotated[dict[str, Any] | None, about("format: text, json_object or json_schema")] = None
-    tools: Annotated[list[dict[str, Any]], about("functions that may be called")] = msgspec.field(
-        default_factory=list
-    )
+    tools: Annotated[
+        list[dict[str, Any]],
+        about("tools that may be called: functions, custom tools, and namespaces of both"),
+    ] = msgspec.field(default_factory=list)
     tool_choice: Annotated[
-        str | dict[str, Any] | None, about("none, auto, required, or a function by name")
+        str | dict[str, Any] | None, about("none, auto, required, or a function or a custom tool by name")
     ] = None
     parallel_tool_calls: Annotated[bool, about("whether several functions may be called in one response")] = (
         True
@@ -128,10 +129,22 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     status: Status
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 
-Item = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool. `input` is text."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
+
+
+Item = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -234,3 +247,4 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TextLogprob] | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET

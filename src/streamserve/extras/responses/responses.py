@@ -14,7 +14,7 @@ from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error
-from streamserve.api.http.ignored_fields import ignored_of
+from streamserve.api.http.ignored_fields import IgnoredFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.leases import routed
@@ -48,8 +48,9 @@ from streamserve.extras.responses.response_schemas import (
     Status,
 )
 from streamserve.extras.responses.response_store import StoredResponse
+from streamserve.extras.responses.response_tools import ResponseTools, response_tools
 from streamserve.extras.responses.stored_responses import history, stored_response
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from streamserve.protocol.request_options import NO_OPTIONS
 from streamserve.text.output import ChoiceDelta, Usage
 
@@ -66,25 +67,29 @@ async def responses(own: ResponseContext, request: Request) -> Response:
     owner, previous = caller_of(request), None
     if body.previous_response_id is not None:
         previous = own.stored.get(body.previous_response_id, owner, "previous_response_id")
+    tools = response_tools(body.tools, ignored_of(request))
     try:
-        chat = await _chat(context, request, body, previous)
+        chat = await _chat(context, request, body, tools, previous)
         conversation = await prepared(context, chat, charge_of(request), ignored_of(request))
     except RequestError as error:
-        raise renamed(error, NAMES) from error
-    return await _Response(ResponseContext(context, own.stored), body, conversation, owner, previous).respond(
-        request
-    )
+        raise renamed(error, {**NAMES, **tools.names}) from error
+    response = _Response(ResponseContext(context, own.stored), body, conversation, tools, owner, previous)
+    return await response.respond(request)
 
 
 async def _chat(
-    context: AppContext, request: Request, body: ResponseRequest, previous: StoredResponse | None
+    context: AppContext,
+    request: Request,
+    body: ResponseRequest,
+    tools: ResponseTools,
+    previous: StoredResponse | None,
 ) -> ChatRequest:
     """Convert a request to a chat request. The conversation of the `previous` response comes first."""
     charge = charge_of(request)
     large = charge.held + (previous.size if previous else 0) > LARGE_REQUEST
 
     def converted() -> ChatRequest:
-        return as_chat(body, history(previous, charge) if previous else ())
+        return as_chat(body, tools, ignored_of(request), history(previous, charge) if previous else ())
 
     chat = await context.side_thread.run_if(large, converted)
     return with_thinking(chat, context.llm.chat_template, ignored_of(request), "reasoning.effort")
@@ -116,6 +121,7 @@ class _Response:
         context: ResponseContext,
         body: ResponseRequest,
         conversation: Conversation,
+        tools: ResponseTools,
         owner: str,
         previous: StoredResponse | None,
     ) -> None:
@@ -123,33 +129,42 @@ class _Response:
         self._store = context.stored
         self._body = body
         self._conversation = conversation
+        self._tools = tools
         self._owner = owner
         self._previous = previous
         self._stored = context.stored.enabled and body.store is not False
         self._id = new_id("resp").replace("-", "_")
         self._created = int(time.time())
         self._options = NO_OPTIONS
+        self._ignored = IgnoredFields(strict=False)
         self._model = served_name(context.app.llm, body.model)
 
     async def respond(self, request: Request) -> Response:
+        self._ignored = ignored_of(request)
         self._options = options_of(self._context, request, self._body, self._model)
         if self._body.stream:
             return EventStream(self._stream, named=True)
-        reply = await while_connected(request.receive, self._run(Output(_discard)))
+        reply = await while_connected(request.receive, self._run(Output(_discard, self._tools)))
         return json_response(reply)
 
     async def _stream(self, emit: Emit) -> None:
-        """Stream the response. After the first event, an error is sent as an event."""
-        output = Output(emit)
+        """Stream the response. After the first event, an error is sent as an event.
+
+        So is the error about a prompt that is too long: Codex shortens a conversation only if it gets this
+        error as an event.
+        """
+        output = Output(emit, self._tools)
         try:
             await self._run(output)
         except ClientDisconnect:
             raise
         except Exception as error:
+            refused = as_request_error(error)
             if not output.begun:
-                raise
-            message = as_request_error(error).message
-            failed = ResponseError("server_error", message)
+                if refused.code != CONTEXT_LENGTH_EXCEEDED:
+                    raise
+                await output.begin(self._reply("in_progress"))
+            failed = ResponseError(refused.code or "server_error", refused.message)
             await output.close("incomplete")
             await output.end(self._reply("failed", output=output.items, error=failed))
 
@@ -166,16 +181,18 @@ class _Response:
                 charge_delta(charge, item)
                 await parser.delta(item)
 
-        conversation = self._conversation
-        task = GenerationTask(
-            0,
-            self._id,
-            conversation.prompt,
-            conversation.params,
-            self._options,
-            reader=conversation.reader,
-        )
         try:
+            conversation = self._conversation.within_context(
+                self._context.llm, "max_output_tokens", self._ignored
+            )
+            task = GenerationTask(
+                0,
+                self._id,
+                conversation.prompt,
+                conversation.params,
+                self._options,
+                reader=conversation.reader,
+            )
             # The last event has all log-probabilities.
             with charged_reply(self._context, [task], whole=True) as charge:
                 await generate(self._context, [task], collect_item)

@@ -24,7 +24,17 @@ from streamserve.extras.responses.response_schemas import (
 from streamserve.extras.responses.response_store import StoredResponse
 from streamserve.protocol.errors import RequestError
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+_OTHER_PREFIX = "item"
+"""Prefix of the ids of items that are left out of the prompt."""
+
 _MAX_ITEMS = 100
 _STREAM: dict[str, Any] = {
     "name": "stream",
@@ -117,7 +127,11 @@ def _with_id(item: dict[str, Any]) -> dict[str, Any]:
     """Return an item in the form of lists of items: with its type and id, and for a message with its parts
     and status."""
     kind = item.get("type") or "message"
-    named = {**item, "id": item.get("id") or f"{_PREFIXES[kind]}_{secrets.token_hex(16)}", "type": kind}
+    named = {
+        **item,
+        "id": item.get("id") or f"{_PREFIXES.get(kind, _OTHER_PREFIX)}_{secrets.token_hex(16)}",
+        "type": kind,
+    }
     if kind != "message":
         return named
     content = item["content"]

@@ -29,7 +29,7 @@ arguments."""
 PREFIX = "functions."
 """The namespace of tools in harmony's prompts, which models also write in other formats."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _ID = re.compile(r"[A-Za-z0-9]{0,64}")
 _BLANKS = re.compile(r"\s{0,64}")
 
