@@ -13,10 +13,12 @@ from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.http.memory import MemoryAccount
 from streamserve.api.openai.call_arguments import INVALID
 from streamserve.api.openai.messages import checked_messages
+from streamserve.api.openai.schemas import ChatRequest
 from streamserve.extras.anthropic.message_input import as_chat as chat_of_message
 from streamserve.extras.anthropic.schemas import MessagesRequest
-from streamserve.extras.responses.response_input import as_chat as chat_of_response
+from streamserve.extras.responses.response_input import as_chat
 from streamserve.extras.responses.response_schemas import ResponseRequest
+from streamserve.extras.responses.response_tools import response_tools
 from tests.extras.reply_routes import (
     ADD,
     NOW,
@@ -37,6 +39,11 @@ def written(arguments: str) -> str:
 
 ODD = ["null", "[1]", "42", '"x"', '{"a": NaN}', '{"a": 1e400}', '{"a": 1, "a": 2}', '{"a"}', "[" * 80]
 WORDS = ["Hi", " ", "\n", "<think>", "</think>", ADD, NOW, ADD[:40], *map(written, ODD)]
+
+
+def chat_of_response(body: ResponseRequest) -> ChatRequest:
+    ignored = IgnoredFields(strict=False)
+    return as_chat(body, response_tools(body.tools, ignored), ignored)
 
 
 def checked(messages: Messages) -> Messages:

@@ -172,7 +172,7 @@ class Retokenizer:
         Unicode.
         """
         prompt = PromptText(text) if isinstance(text, str) else text
-        if not self._cuts:
+        if not self._cuts or (prompt.literal and self._tokenizer.prefixes_segments):
             return Tokenized(prompt, self._encode([prompt])[0], [])
         same = _common_length(before.prompt, prompt)
         # A piece ends before a space. Both texts must have that space, so the end of the earlier text is

@@ -37,6 +37,13 @@ class SpecialTexts:
             return [span for token, span in found if token in self._control and span[0] < span[1]]
         return [match.span() for match in self._pattern.finditer(text)] if self._special else []
 
+    @cached_property
+    def prefixes_segments(self) -> bool:
+        """Whether `encode` adds a space to the text after each added token, and `encode_ordinary` adds none.
+        Then the tokens of a text depend on what is ordinary before it."""
+        parts = _parts(self._backend.pre_tokenizer, "pretokenizers")
+        return bool(self._added) and any(part.get("add_prefix_space") for part in parts)
+
     def encode_ordinary(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of texts within a prompt. None of them is a special token."""
         encoded = [self._ids(encoding) for encoding in self._ordinary.encode_batch_fast(texts)]

@@ -198,6 +198,11 @@ class Tokenizer:
         """Return the parts of `text` that `encode` converts to special tokens."""
         return self._special_texts.spans(text) if self._special_texts else []
 
+    @property
+    def prefixes_segments(self) -> bool:
+        """Whether the tokens of a part of a prompt depend on literal parts before it."""
+        return self._special_texts is not None and self._special_texts.prefixes_segments
+
     def literal(self, text: str) -> PromptText:
         """Return a text in which no special tokens are recognized."""
         return PromptText(text, tuple(self.special_spans(text)))
