@@ -22,7 +22,15 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "hi", "max_output_tokens": 16}),
     ("/v1/messages", {"max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
-    ("/api/chat", {"messages": [{"role": "user", "content": "hi"}], "stream": False, "logprobs": True}),
+    (
+        "/api/chat",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "stream": False,
+            "logprobs": True,
+            "options": {"num_predict": 8},
+        },
+    ),
     ("/api/generate", {"prompt": "hi", "stream": False, "options": {"num_predict": 8}}),
     ("/api/show", {"model": "tiny"}),
     ("/tokenize", {"prompt": "hi", "return_token_strs": True}),

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from streamserve.extras.ollama import durations
-from streamserve.extras.ollama.durations import Stopwatch
+from streamserve.extras.ollama.durations import RequestStopwatch
 from streamserve.text.output import Usage
 
 
@@ -23,7 +23,7 @@ async def loaded() -> str:
 
 
 async def test_each_part_of_a_request_is_measured(seconds: None) -> None:
-    watch = Stopwatch(arrived=10**9 // 2)
+    watch = RequestStopwatch(arrived=10**9 // 2)
     assert await watch.loading(loaded()) == "a model"  # at 1 s and 2 s
     watch.submit()  # at 3 s
     for _ in range(3):
@@ -38,6 +38,6 @@ async def test_each_part_of_a_request_is_measured(seconds: None) -> None:
 
 
 async def test_a_request_that_only_loads(seconds: None) -> None:
-    watch = Stopwatch(arrived=0)
+    watch = RequestStopwatch(arrived=0)
     await watch.loading(loaded())
     assert watch.without_text() == {"total_duration": 3 * 10**9, "load_duration": 10**9}

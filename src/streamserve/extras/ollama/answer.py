@@ -23,7 +23,7 @@ from streamserve.api.openai.replies import ChatLogprob
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.scores import charge_delta
 from streamserve.api.routes import json_response
-from streamserve.extras.ollama.durations import Stopwatch
+from streamserve.extras.ollama.durations import RequestStopwatch
 from streamserve.extras.ollama.json_lines import Emit, JsonLines
 from streamserve.extras.ollama.schemas import OllamaCall, OllamaFunction, OllamaReply
 from streamserve.protocol.errors import RequestError
@@ -51,7 +51,7 @@ Reply = Callable[[AnswerPart, dict[str, Any]], OllamaReply]
 """Builds a reply, or a line, from a part of an answer and the fields that all routes have in common."""
 
 
-class Answer:
+class AnswerSink:
     """Receives the parts of an output (OutputSink), and passes them on. A call is passed on when it is whole:
     at the next call, or at the end."""
 
@@ -113,7 +113,7 @@ class OllamaGeneration:
     context: AppContext
     body: ChatRequest
     conversation: Conversation
-    stopwatch: Stopwatch
+    stopwatch: RequestStopwatch
     model: str
     reply: Reply
     names: Mapping[str, str]
@@ -132,7 +132,7 @@ class OllamaGeneration:
         async def send(part: AnswerPart) -> None:
             await emit(self._line(part, done=False))
 
-        last = await self._run(task, Answer(send, self.body.logprobs), whole=False)
+        last = await self._run(task, AnswerSink(send, self.body.logprobs), whole=False)
         await emit(self._line(AnswerPart(), done=True, **last))
 
     async def _whole(self, task: GenerationTask) -> OllamaReply:
@@ -141,10 +141,10 @@ class OllamaGeneration:
         async def collect(part: AnswerPart) -> None:
             whole.add(part)
 
-        last = await self._run(task, Answer(collect, self.body.logprobs), whole=True)
+        last = await self._run(task, AnswerSink(collect, self.body.logprobs), whole=True)
         return self._line(whole, done=True, **last)
 
-    async def _run(self, task: GenerationTask, answer: Answer, whole: bool) -> dict[str, Any]:
+    async def _run(self, task: GenerationTask, answer: AnswerSink, whole: bool) -> dict[str, Any]:
         """Generate, passing the output to `answer`; return the fields of the end. Raises RequestError with
         the names of Ollama's fields."""
         parser = OutputParser(self.conversation.reader(), answer)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Stopwatch:
+class RequestStopwatch:
     """Measures one request from its arrival. Times are of perf_counter_ns; 0: not yet."""
 
     arrived: int = field(default_factory=perf_counter_ns)

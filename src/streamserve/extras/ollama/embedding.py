@@ -24,7 +24,7 @@ from streamserve.api.pooling import (
 )
 from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.routes import Operation, Route, json_response
-from streamserve.extras.ollama.durations import Stopwatch
+from streamserve.extras.ollama.durations import RequestStopwatch
 from streamserve.extras.ollama.errors import OllamaError
 from streamserve.extras.ollama.models import served_as
 from streamserve.extras.ollama.other_fields import OTHER_IN_EMBED, OTHER_IN_EMBEDDINGS
@@ -50,7 +50,7 @@ class EmbeddedTexts:
 
 async def embed(context: AppContext, request: Request) -> Response:
     """Return the embeddings of texts. Raises RequestError naming the field at fault."""
-    stopwatch = Stopwatch()
+    stopwatch = RequestStopwatch()
     body = await read_request(request, context, OllamaEmbedRequest, OTHER_IN_EMBED)
     texts = [body.input] if isinstance(body.input, str) else body.input
     made = await _embedded(context, request, body, texts, stopwatch, "input")
@@ -67,7 +67,7 @@ async def embeddings(context: AppContext, request: Request) -> Response:
     """Return the embedding of one text. Raises RequestError naming the field at fault."""
     body = await read_request(request, context, OllamaEmbeddingsRequest, OTHER_IN_EMBEDDINGS)
     asked = OllamaEmbedRequest(model=body.model, input=body.prompt)
-    made = await _embedded(context, request, asked, [body.prompt], Stopwatch(), "prompt")
+    made = await _embedded(context, request, asked, [body.prompt], RequestStopwatch(), "prompt")
     return await _response(context, OllamaEmbeddingsReply(made.vectors[0]), made)
 
 
@@ -106,7 +106,7 @@ async def _embedded(
     request: Request,
     body: OllamaEmbedRequest,
     texts: Sequence[str],
-    stopwatch: Stopwatch,
+    stopwatch: RequestStopwatch,
     field: str,
 ) -> EmbeddedTexts:
     """Embed `texts`, the value of `field`."""

@@ -26,7 +26,7 @@ from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.extras.ollama.answer import AnswerPart, OllamaGeneration, Reply
 from streamserve.extras.ollama.chat_input import as_chat, as_generation, checked_keep_alive
-from streamserve.extras.ollama.durations import Stopwatch
+from streamserve.extras.ollama.durations import RequestStopwatch
 from streamserve.extras.ollama.errors import OllamaError
 from streamserve.extras.ollama.json_lines import LINES
 from streamserve.extras.ollama.models import served_as
@@ -44,23 +44,23 @@ from streamserve.protocol.errors import RequestError
 
 async def chat(context: AppContext, request: Request) -> Response:
     """Answer a conversation. Raises RequestError if the request cannot be served."""
-    stopwatch = Stopwatch()
+    stopwatch = RequestStopwatch()
     body = await read_request(request, context, OllamaChatRequest, OTHER_IN_OLLAMA_CHATS)
-    form = _Form(as_chat, _chat_reply, NAMES, empty=not body.messages)
+    form = _RouteForm(as_chat, _chat_reply, NAMES, empty=not body.messages)
     return await _respond(context, request, body, form, stopwatch)
 
 
 async def generate_text(context: AppContext, request: Request) -> Response:
     """Answer or continue one prompt. Raises RequestError if the request cannot be served."""
-    stopwatch = Stopwatch()
+    stopwatch = RequestStopwatch()
     body = await read_request(request, context, OllamaGenerateRequest, OTHER_IN_GENERATE)
     names = {**NAMES, "messages": "prompt"}
-    form = _Form(as_generation, _generate_reply, names, empty=not body.prompt)
+    form = _RouteForm(as_generation, _generate_reply, names, empty=not body.prompt)
     return await _respond(context, request, body, form, stopwatch)
 
 
 @dataclass(frozen=True)
-class _Form:
+class _RouteForm:
     """What differs between the routes: how a request becomes a chat request, how its reply is built, the
     names of fields in errors; and whether the request is empty, so that it only loads the model."""
 
@@ -71,7 +71,7 @@ class _Form:
 
 
 async def _respond(
-    context: AppContext, request: Request, body: OllamaRequest, form: _Form, stopwatch: Stopwatch
+    context: AppContext, request: Request, body: OllamaRequest, form: _RouteForm, stopwatch: RequestStopwatch
 ) -> Response:
     ignored = ignored_of(request)
     checked_keep_alive(body, form.empty, ignored)

@@ -28,6 +28,7 @@ OPTION_NAMES = {
 
 NAMES = {
     **{field: f"options.{option}" for field, option in OPTION_NAMES.items()},
+    "max_tokens": "options.num_predict",
     "reasoning_effort": "think",
     "response_format": "format",
 }
@@ -65,8 +66,10 @@ OTHER_OPTIONS = OtherFields(
 
 _RECORDS = ("user", "safety_identifier", "prompt_cache_key", "metadata")
 """Fields for the caller's own records, which no route obeys."""
-_INSTEAD = {**NAMES, "enable_thinking": "think", "max_tokens": "options.num_predict"} | {
-    name: f"options.{name}" for name in OllamaOptions.__struct_fields__
+_INSTEAD = {
+    **NAMES,
+    "enable_thinking": "think",
+    **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
 }
 
 
