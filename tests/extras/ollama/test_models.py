@@ -22,7 +22,7 @@ SAMPLING = {"temperature": 0.7, "top_k": 20}
 
 
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory: pytest.TempPathFactory) -> ScriptedGenerator:
+def small(tmp_path_factory: pytest.TempPathFactory) -> ScriptedGenerator:
     made = talker(tmp_path_factory.mktemp("talker"), says("hello"))
     model = msgspec.structs.replace(made.model, parameters=7_300_000, hidden_size=64, dtype="bfloat16")
     names, adapters = ("small", "owner/small:7b"), {"poems": Adapter("poems", "/poems", "abc")}
@@ -30,8 +30,8 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> ScriptedGenerator:
 
 
 @pytest.fixture(scope="module")
-def server(generator: ScriptedGenerator) -> Iterator[Served]:
-    with scripted(generator, ApiSettings(default_sampling=SAMPLING)) as running:
+def server(small: ScriptedGenerator) -> Iterator[Served]:
+    with scripted(small, ApiSettings(default_sampling=SAMPLING)) as running:
         yield running
 
 
@@ -78,9 +78,9 @@ def test_a_description(server: Served) -> None:
     assert "The model 'big' does not exist" in refusal(server, "/api/show", 404, model="big")
 
 
-def test_a_model_without_template_or_with_another_task(hello: Served, generator: ScriptedGenerator) -> None:
+def test_a_template_without_tools_and_another_task(hello: Served, small: ScriptedGenerator) -> None:
     assert ask(hello, "/api/show", model="scripted")["capabilities"] == ["completion"]
-    embedder = generator.replaced(task="embed", embedding=EmbeddingConfig())
+    embedder = small.replaced(task="embed", embedding=EmbeddingConfig())
     with scripted(embedder) as server:
         assert ask(server, "/api/show", model="small")["capabilities"] == ["embedding"]
 
@@ -92,9 +92,9 @@ def test_the_version_is_at_least_what_clients_need(server: Served) -> None:
     assert reply["server"].startswith("streamserve ")
 
 
-async def test_models_on_demand_are_listed_without_being_loaded(generator: ScriptedGenerator) -> None:
+async def test_models_on_demand_are_listed_without_being_loaded(small: ScriptedGenerator) -> None:
     pool = FakePool({"a": FakeState("loaded", loads=1), "b": FakeState()})
-    named = {name: generator.replaced(served_names=(name,), adapters={}) for name in "ab"}
+    named = {name: small.replaced(served_names=(name,), adapters={}) for name in "ab"}
     models: Any = {name: OnDemand(llm, ApiSettings(), 64) for name, llm in named.items()}
     transport = httpx.ASGITransport(app=create_app_on_demand(models, pool))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
@@ -128,5 +128,5 @@ def test_numbers_of_parameters(number: int, text: str) -> None:
         ("/models/small.gguf", "gguf"),
     ],
 )
-def test_formats(generator: ScriptedGenerator, root: str, format: str) -> None:
-    assert _details(generator.replaced(root=root), "small", None).format == format
+def test_formats(small: ScriptedGenerator, root: str, format: str) -> None:
+    assert _details(small.replaced(root=root), "small", None).format == format
