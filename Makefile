@@ -18,7 +18,7 @@ ARGS ?=
 FAMILY ?=
 MINUTES ?= 10
 # The clients of other makers that `make verify` runs, and where they live.
-CLIENTS := guidellm langchain-openai litellm
+CLIENTS := guidellm langchain-openai litellm ollama
 COMPAT ?= build/compat
 # The CPU build of torch is enough, and much smaller than the CUDA one that a plain "torch" may bring:
 #   make serve TORCH_PIP_ARGS="torch==2.13.0 --index-url <the index of the build you want>"

@@ -53,6 +53,7 @@ CORE = (
     "tests/extras/anthropic",
     "tests/extras/batches",
     "tests/extras/bench",
+    "tests/extras/ollama",
     "tests/extras/responses",
     "tests/extras/web_page",
     "tests/fleet",

@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "extras.cluster": {"cli", "fleet", "llm", "protocol", "settings", "system"},
     "extras.models": {"cli", "execution", "hub", "protocol", "settings", "text"},
     "extras.nixl": {"contracts", "protocol", "system", "transfer"},
+    "extras.ollama": {"api", "protocol", "text"},
     "extras.pooling": {"api", "contracts", "protocol", "text"},
     "extras.responses": {"api", "protocol", "text"},
     "extras.web_page": {"api", "protocol"},
@@ -73,7 +74,7 @@ Each optional part is a package by itself. No rule names one: see COMPOSITION_RO
 """
 
 COMPOSITION_ROOTS: dict[str, set[str]] = {
-    "api/app.py": {"anthropic", "batches", "pooling", "responses", "web_page"},
+    "api/app.py": {"anthropic", "batches", "ollama", "pooling", "responses", "web_page"},
     "cli/main.py": {"batches", "bench", "cluster", "models"},
     "llm/launchers.py": {"cluster"},
     "workers/kv_ports.py": {"nixl"},
@@ -227,6 +228,7 @@ def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
         "extras.bench",
         "extras.cluster",
         "extras.models",
+        "extras.ollama",
         "extras.pooling",
         "extras.responses",
         "extras.web_page",

@@ -49,6 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/api",
         "tests/extras/anthropic",
         "tests/extras/batches",
+        "tests/extras/ollama",
         "tests/extras/responses",
         "tests/extras/web_page",
     ),

@@ -1,9 +1,8 @@
 """One model or several, always loaded or on demand: all are served from the same table."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -16,42 +15,10 @@ from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
+from tests.api.fake_pool import SIZE, FakePool, FakeState
 from tests.api.serving import ScriptedGenerator, ScriptedHealth, hello_script
 
-SIZE = 1000
 SETTINGS = ApiSettings(admin_key=[digest("admin")])
-
-
-@dataclass
-class FakeState:
-    """A model of a fake pool."""
-
-    state: str = "not loaded"
-    size: int = SIZE
-    loads: int = 0
-    unloads: int = 0
-    load_seconds: float = 0.5
-
-
-@dataclass
-class FakePool:
-    """A pool that loads models at once while `open` is set, and counts the users of each."""
-
-    models: Mapping[str, FakeState]
-    budget: int = SIZE
-    used: int = 0
-    users: Counter[str] = field(default_factory=Counter)
-    open: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def acquire(self, name: str, patient: bool = False) -> None:
-        state = self.models[name]
-        if state.state != "loaded":
-            await self.open.wait()
-            state.state, state.loads = "loaded", state.loads + 1
-        self.users[name] += 1
-
-    def release(self, name: str) -> None:
-        self.users[name] -= 1
 
 
 @dataclass(frozen=True)

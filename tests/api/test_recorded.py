@@ -45,7 +45,8 @@ def test_recorded_requests_are_served(server: Served, path: Path, stream: bool) 
     response = server.http.post(recorded["path"], json=body, headers=recorded["headers"])
     assert response.status_code == 200, response.text
     assert "hello" in response.text
-    assert response.headers["content-type"].startswith("text/event-stream") == stream
+    streamed = "application/x-ndjson" if recorded["path"].startswith("/api/") else "text/event-stream"
+    assert response.headers["content-type"].startswith(streamed) == stream
     assert response.headers.get("warning", "") == recorded["warning"]
 
 

@@ -49,6 +49,21 @@ def test_langchain(served: Served, record: Callable[..., None]) -> None:
     record(tool_loops=len(result["loops"]), right=sum(result["loops"]))
 
 
+def test_ollama(served: Served, record: Callable[..., None]) -> None:
+    printed = run("ollama", "python", str(HERE / "use_ollama.py"), served.url)
+    result = json.loads(printed.splitlines()[-1])
+    assert {result[name] for name in ("whole", "streamed", "generated", "asynchronous")} == {ANSWER}
+    assert result["models"] == ["small:latest"]
+    assert "tools" in result["capabilities"]
+    assert result["format"] in ("red", "green")
+    assert result["tokens"] > 5
+    assert min(result["durations"]) > 0
+    assert [status for status, _ in result["errors"]] == [404, 404, 400, 400]
+    assert "streamserve models pull" in result["errors"][0][1]
+    assert sum(result["loops"]) >= ENOUGH
+    record(tool_loops=len(result["loops"]), right=sum(result["loops"]))
+
+
 @pytest.mark.parametrize("profile", ["kind=concurrent,streams=2", "kind=poisson,rate=4"])
 def test_guidellm(served: Served, tmp_path: Path, profile: str, record: Callable[..., None]) -> None:
     path = tmp_path / "report.json"

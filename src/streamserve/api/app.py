@@ -44,6 +44,8 @@ from streamserve.api.unsupported_routes import unsupported_endpoints
 from streamserve.extras.anthropic.errors import ANTHROPIC_FORMAT
 from streamserve.extras.anthropic.messages import MESSAGE_ROUTES
 from streamserve.extras.batches.routes import BATCH_ROUTES, BatchContext, batch_context
+from streamserve.extras.ollama.errors import OLLAMA_FORMAT
+from streamserve.extras.ollama.routes import OLLAMA_ROUTES
 from streamserve.extras.pooling.embeddings import EMBEDDING_ROUTES
 from streamserve.extras.pooling.rerank import RERANK_ROUTES
 from streamserve.extras.responses.context import response_context
@@ -55,13 +57,14 @@ from streamserve.protocol.sampling import SamplingParams
 
 OPTIONAL_ROUTES: tuple[Route[AppContext], ...] = (
     *MESSAGE_ROUTES,
+    *OLLAMA_ROUTES,
     *EMBEDDING_ROUTES,
     *RERANK_ROUTES,
     *PAGE_ROUTES,
 )
 """Routes of the optional parts. Leaving out any of these parts does not affect the other routes."""
 
-ERROR_FORMATS = (ANTHROPIC_FORMAT,)
+ERROR_FORMATS = (ANTHROPIC_FORMAT, OLLAMA_FORMAT)
 """Error formats of the optional APIs. Errors on all other paths have OpenAI's format."""
 
 

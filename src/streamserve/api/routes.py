@@ -14,6 +14,7 @@ from streamserve.api.http.errors import ErrorBody
 from streamserve.api.http.ignored_fields import STRICT, OtherFields, check_parameters
 
 JSON = "application/json"
+EVENTS = "text/event-stream"
 
 OWN = ("/admin/", "/v1/streams", "/v1/router")
 """Prefixes of paths that no other API has. Routes below them refuse unknown query parameters."""
@@ -26,8 +27,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Operation:
     """The description of a route for the OpenAPI document: its summary, request and responses.
 
-    - `event`: the type of its stream events; `error`: the type of its errors; `statuses`: the statuses that
-      errors get instead of this server's.
+    - `event`: the type of its stream events, sent as `event_media`; `error`: the type of its errors;
+      `statuses`: the statuses that errors get instead of this server's.
     - `others`: how fields are treated that `request` does not have.
     - `parameters`: headers and query parameters.
     - `reply`: the type of the reply; None: the reply is text of the type `media`, or empty if `media` is "".
@@ -40,6 +41,7 @@ class Operation:
     _: KW_ONLY
     description: str = ""
     event: type[msgspec.Struct] | None = None
+    event_media: str = EVENTS
     error: type[msgspec.Struct] = ErrorBody
     statuses: Mapping[int, int] = field(default_factory=dict)
     others: OtherFields = STRICT

@@ -114,8 +114,8 @@ def _responses(operation: Operation, path: str, strict: bool) -> Schema:
         reply["content"] = _content(operation.media, _reference(operation.reply))
     event = operation.event
     if event is not None:
-        text = f"server-sent events, where `stream` is true: the data of each is a {event.__name__} as JSON"
-        reply["content"]["text/event-stream"] = {
+        text = f"events, where `stream` is true: the data of each is a {event.__name__} as JSON"
+        reply["content"][operation.event_media] = {
             "schema": {"type": "string", "description": text, "x-event": _reference(event)}
         }
     statuses = {*operation.errors, *(_OF_READING if operation.request is None else _OF_ANSWERING)}

@@ -17,26 +17,24 @@ from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
 from streamserve.api.openai.prompts import Encoder, completion_prompts
 from streamserve.api.openai.schemas import Model, about
-from streamserve.api.prompt import EncodedPrompt
-from streamserve.api.routes import JSON, Operation, Route
-from streamserve.contracts.embedding import EmbeddingConfig
-from streamserve.extras.pooling.pooling import (
-    OTHER_IN_POOLING,
+from streamserve.api.pooling import (
+    LARGE_REPLY,
+    NUMBER_BYTES,
     PoolingUsage,
     Vectors,
     check_count,
     check_lengths,
+    embedding_config,
     longest_text,
     pool,
 )
+from streamserve.api.prompt import EncodedPrompt
+from streamserve.api.routes import JSON, Operation, Route
+from streamserve.contracts.embedding import EmbeddingConfig
+from streamserve.extras.pooling.pooling import OTHER_IN_POOLING
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.request_options import RequestOptions
 from streamserve.text.embedding import check_dimensions, embedding, embedding_params
-
-NUMBER_BYTES = 64
-"""Bytes of one number of an embedding until the reply is sent: a float in a list, and its JSON."""
-_LARGE_REPLY = 1 << 15
-"""A reply with more numbers takes several milliseconds to encode."""
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +118,7 @@ async def embeddings(context: AppContext, request: Request) -> Response:
     running = pool(context, "embd", prompts, embedding_params(config), options)
     pooled = await while_connected(request.receive, running)
     reply = await context.side_thread.run_if(
-        numbers > _LARGE_REPLY, lambda: msgspec.json.encode(_reply(body, name, config, pooled))
+        numbers > LARGE_REPLY, lambda: msgspec.json.encode(_reply(body, name, config, pooled))
     )
     return Response(reply, media_type=JSON)
 
@@ -139,18 +137,6 @@ EMBEDDING_ROUTES: tuple[Route[AppContext], ...] = (
         ),
     ),
 )
-
-
-def embedding_config(context: AppContext) -> EmbeddingConfig:
-    """Return the model's embedding settings. Raises RequestError if its task is not to embed."""
-    config = context.llm.embedding
-    if config is None:
-        raise RequestError(
-            f"the task of this server's model is {context.llm.task}, not embed: start a server with an "
-            "embedding model, or with --task embed",
-            field="model",
-        )
-    return config
 
 
 def _truncated(

@@ -1,21 +1,6 @@
-"""Runs prompts whose results are vectors, for embeddings and scores."""
+"""Known fields of other servers' embeddings, scores and reranking."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import msgspec
-
-from streamserve.api.context import AppContext
-from streamserve.api.generation import GenerationTask, generate, new_id
-from streamserve.api.generator import Item
 from streamserve.api.http.ignored_fields import OtherFields
-from streamserve.api.http.limits import MAX_CHOICES
-from streamserve.api.prompt import EncodedPrompt
-from streamserve.contracts.embedding import EmbeddingConfig
-from streamserve.protocol.errors import RequestError, context_overflow
-from streamserve.protocol.messages import Pooled
-from streamserve.protocol.request_options import RequestOptions
-from streamserve.protocol.sampling import SamplingParams
 
 OTHER_IN_POOLING = OtherFields(
     refused={
@@ -41,64 +26,3 @@ OTHER_IN_POOLING = OtherFields(
     without_effect={"request_id": (), "extra_body": ({},)},
 )
 """Fields of other servers' embeddings, scores and reranking that are not obeyed."""
-
-
-class PoolingUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of a request. All are prompt tokens."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """The vectors of a request's prompts: float32 numbers, little-endian."""
-
-    id: str
-    vectors: list[bytes]
-    usage: PoolingUsage
-
-
-async def pool(
-    context: AppContext,
-    kind: str,
-    prompts: Sequence[EncodedPrompt],
-    params: SamplingParams,
-    options: RequestOptions,
-) -> Vectors:
-    """Return the vectors of `prompts`, for a reply whose id begins with `kind`. Raises RequestError as
-    `generate` does."""
-    name = new_id(kind)
-    tasks = [
-        GenerationTask(number, f"{name}-{number}", prompt, params, options)
-        for number, prompt in enumerate(prompts)
-    ]
-    vectors = [b""] * len(tasks)
-
-    async def handle(task: GenerationTask, item: Item) -> None:
-        if isinstance(item, Pooled):
-            vectors[task.number] = item.vector
-
-    await generate(context, tasks, handle)
-    tokens = sum(len(prompt.ids) for prompt in prompts)
-    return Vectors(name, vectors, PoolingUsage(prompt_tokens=tokens, total_tokens=tokens))
-
-
-def check_count(context: AppContext, count: int, field: str) -> None:
-    """Raise RequestError unless a request may have `count` prompts."""
-    limit = min(context.settings.max_requests, MAX_CHOICES)
-    if not 1 <= count <= limit:
-        raise RequestError(f"{field} has {count} entries: 1 to {limit} are allowed", field=field)
-
-
-def check_lengths(prompts: Sequence[EncodedPrompt], limit: int, field: str) -> None:
-    """Raise RequestError if a prompt has more tokens than `limit`, the longest text that the model takes."""
-    longest = max(len(prompt.ids) for prompt in prompts)
-    if longest > limit:
-        raise context_overflow(longest, limit, limit, field)
-
-
-def longest_text(context: AppContext, config: EmbeddingConfig) -> int:
-    """Return the length in tokens of the longest text that the model embeds."""
-    return min(config.max_tokens or context.llm.model.max_model_len, context.llm.model.max_model_len)

@@ -24,16 +24,9 @@ from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
 from streamserve.api.openai.prompts import Encoder
 from streamserve.api.openai.schemas import Model, about
+from streamserve.api.pooling import PoolingUsage, Vectors, check_count, check_lengths, longest_text, pool
 from streamserve.api.routes import Operation, Route, json_response
-from streamserve.extras.pooling.pooling import (
-    OTHER_IN_POOLING,
-    PoolingUsage,
-    Vectors,
-    check_count,
-    check_lengths,
-    longest_text,
-    pool,
-)
+from streamserve.extras.pooling.pooling import OTHER_IN_POOLING
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import Pooling, SamplingParams

@@ -15,6 +15,7 @@ from streamserve.protocol.numbers import plain
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Chats and completions", ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages")),
+    ("Ollama", ("/api/",)),
     ("Prompt streams", ("/v1/streams",)),
     ("LoRA adapters", ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")),
     (

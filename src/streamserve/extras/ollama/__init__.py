@@ -1,0 +1,1 @@
+"""Ollama's API: its requests are converted to chat requests, and its replies are lines of JSON."""

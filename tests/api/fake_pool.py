@@ -1,0 +1,41 @@
+"""A pool of models for tests of models that are loaded on demand."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SIZE = 1000
+"""Bytes of a fake model."""
+
+
+@dataclass
+class FakeState:
+    """A model of a fake pool."""
+
+    state: str = "not loaded"
+    size: int = SIZE
+    loads: int = 0
+    unloads: int = 0
+    load_seconds: float = 0.5
+
+
+@dataclass
+class FakePool:
+    """A pool that loads models at once while `open` is set, and counts the users of each."""
+
+    models: Mapping[str, FakeState]
+    budget: int = SIZE
+    used: int = 0
+    users: Counter[str] = field(default_factory=Counter)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def acquire(self, name: str, patient: bool = False) -> None:
+        state = self.models[name]
+        if state.state != "loaded":
+            await self.open.wait()
+            state.state, state.loads = "loaded", state.loads + 1
+        self.users[name] += 1
+
+    def release(self, name: str) -> None:
+        self.users[name] -= 1
