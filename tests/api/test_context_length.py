@@ -115,7 +115,7 @@ def test_more_min_tokens_than_the_context_has_are_refused(hello: Served) -> None
         assert (response.status_code, response.json()["error"]["param"]) == (400, "min_tokens"), response.text
 
 
-def test_a_truncated_prompt_needs_room_beside_the_output(hello: Served) -> None:
+def test_a_truncated_prompt_and_the_output_must_fit_together(hello: Served) -> None:
     fields = {"truncate_prompt_tokens": -1, "max_tokens": 32_000}
     error = hello.post("/v1/completions", prompt=LONG, **fields).json()["error"]
     assert error["param"] == "truncate_prompt_tokens"

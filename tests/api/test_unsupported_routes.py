@@ -17,8 +17,6 @@ from tests.api.serving import Served
         ("POST", "/v1/audio/speech", "only generates and embeds text"),
         ("POST", "/v1/images/generations", "only generates and embeds text"),
         ("POST", "/v1/moderations", "only generates and embeds text"),
-        ("POST", "/api/chat", "use /v1/chat/completions"),
-        ("GET", "/api/tags", "use /v1/models"),
         ("POST", "/v1/responses/", "use /v1/responses"),
         ("GET", "/v1/files/file-1/lines", "/v1/files/{id}/content"),
         ("GET", "/v1/vector_stores", "send the whole conversation"),

@@ -5,20 +5,20 @@ import random
 
 from streamserve.protocol.errors import RequestError
 from tests.campaigns.outcome import UNCLEAR, WRONG_TEXT, Outcome
-from tests.extras import reply_routes, test_reply_round_trip
+from tests.extras import reply_round_trip, reply_routes
 
 
 def trial(seed: int) -> Outcome:
     """Write one reply, and read it as the clients of the three routes do."""
     rng = random.Random(seed)
-    text = "".join(rng.choices([*reply_routes.WORDS, *test_reply_round_trip.WORDS], k=rng.randint(1, 10)))
+    text = "".join(rng.choices([*reply_routes.WORDS, *reply_round_trip.WORDS], k=rng.randint(1, 10)))
     positions = [rng.randint(0, len(text)) for _ in range(rng.randint(0, 20))]
     stop = rng.choice([None, *reply_routes.STOPS])
     format = rng.choice(reply_routes.CALL_FORMATS)
     settings = {"text": text, "positions": positions, "stop": stop, "format": format}
     try:
         reply_routes.assert_same_blocks(text, positions, stop, format)
-        test_reply_round_trip.assert_round_trip(text, positions)
+        reply_round_trip.assert_round_trip(text, positions)
     except AssertionError as error:
         return Outcome(verdict="failed", kind=WRONG_TEXT, detail=f"{error}"[:500], settings=settings)
     except RequestError as error:

@@ -10,14 +10,7 @@ from streamserve.protocol.errors import RequestError
 
 _GENERATES = "this server only generates and embeds text"
 _STATELESS = "this server stores no such objects: send the whole conversation, or previous_response_id"
-_OLLAMA = "this is a route of Ollama's API: use"
 _UNSUPPORTED = {
-    "/api/chat": f"{_OLLAMA} /v1/chat/completions",
-    "/api/embed": f"{_OLLAMA} /v1/embeddings",
-    "/api/embeddings": f"{_OLLAMA} /v1/embeddings",
-    "/api/generate": f"{_OLLAMA} /v1/completions",
-    "/api/show": f"{_OLLAMA} /v1/models",
-    "/api/tags": f"{_OLLAMA} /v1/models",
     "/v1/audio": _GENERATES,
     "/v1/classify": _GENERATES,
     "/v1/images": _GENERATES,

@@ -81,7 +81,7 @@ def test_a_long_text_is_shortened_unless_that_is_refused(server: Served, tokeniz
     (submitted,) = server.llm.submitted[-1:]
     assert len(submitted.prompt) == LIMIT
     assert tokenizer.decode(submitted.prompt[1:-1]) == text[: len(tokenizer.decode(submitted.prompt[1:-1]))]
-    assert "input has a text of" in refusal(server, EMBED, input=text, truncate=False)
+    assert "prompt is too long: " in refusal(server, EMBED, input=text, truncate=False)
 
 
 @settings(max_examples=50)
