@@ -20,7 +20,6 @@ SOURCE = REPOSITORY / "src" / "streamserve"
 
 PRIVATE_MODULES = {
     "uvicorn": ("uvicorn.protocols", "uvicorn._types"),
-    "triton": ("triton.backends", "triton.compiler"),
 }
 """Imported modules that their packages do not document, and so may change in any release."""
 

@@ -18,7 +18,7 @@ LLM: Any = SimpleNamespace(model=model_info(64), _check_served=lambda params: No
     ("values", "field", "message"),
     [
         ({"stop_token_ids": (4000,)}, "stop_token_ids", "stop_token_ids contains 4000, but the vocabulary"),
-        ({"logit_bias": {4000: 1.0}}, "logit_bias", "logit_bias contains token 4000"),
+        ({"logit_bias": {4000: 1.0}}, "logit_bias", "logit_bias contains 4000"),
         ({"max_tokens": 5000}, "max_tokens", "max_tokens is 5000, but after a prompt of 1"),
         ({"ignore_eos": "yes"}, "ignore_eos", "Expected `bool`, got `str` - at `$.ignore_eos`"),
         ({"stop_token_ids": ("x",)}, "stop_token_ids", "Expected `int`, got `str`"),

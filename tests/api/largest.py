@@ -113,6 +113,21 @@ def messages(sizes: Sizes) -> Iterator[dict[str, Any]]:
     yield {"messages": [{"role": "user", "content": words(sizes)}], "max_tokens": 1}
 
 
+def ollama_chats(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    one = {"role": "user", "content": "a"}
+    options = {"num_predict": 1}
+    yield from unspecific(sizes)
+    yield {"messages": [one] * (sizes.context // 2), "options": options}
+    yield {"messages": [{"role": "user", "content": words(sizes)}], "options": options}
+    yield {"messages": [one], "options": options, "tools": tools(sizes)}
+
+
+def ollama_completions(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    yield from unspecific(sizes)
+    yield {"prompt": words(sizes), "options": {"num_predict": 1}}
+    yield {"prompt": words(sizes), "raw": True, "options": {"num_predict": 1}}
+
+
 def vectors(field: str, **others: Any) -> Callable[[Sizes], Iterator[dict[str, Any]]]:
     def bodies(sizes: Sizes) -> Iterator[dict[str, Any]]:
         yield from unspecific(sizes)
@@ -233,6 +248,15 @@ LARGEST: dict[str, Send] = {
     "GET /v1/responses/{id}/input_items": plain("/v1/responses/NAME/input_items"),
     "POST /v1/messages": posts("/v1/messages", messages),
     "POST /v1/messages/count_tokens": posts("/v1/messages/count_tokens", messages),
+    "POST /api/chat": posts("/api/chat", ollama_chats),
+    "POST /api/generate": posts("/api/generate", ollama_completions),
+    "POST /api/embed": posts("/api/embed", vectors("input")),
+    "POST /api/embeddings": posts("/api/embeddings", vectors("prompt")),
+    "POST /api/show": posts("/api/show", unspecific),
+    **{f"POST /api/{name}": posts(f"/api/{name}", unspecific) for name in ("pull", "push", "create", "copy")},
+    "DELETE /api/delete": posts("/api/delete", unspecific, "DELETE"),
+    "POST /api/blobs/{digest}": posts("/api/blobs/sha256:0", unspecific),
+    **{f"GET /api/{name}": plain(f"/api/{name}") for name in ("tags", "ps", "version")},
     "POST /v1/embeddings": posts("/v1/embeddings", vectors("input")),
     "POST /v1/rerank": posts("/v1/rerank", vectors("documents", query="a")),
     "POST /rerank": posts("/rerank", vectors("documents", query="a")),

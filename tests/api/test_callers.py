@@ -174,6 +174,8 @@ REPEATED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
+    "/api/generate": {"prompt": "hi", "stream": False},
 }
 """Routes whose outputs workers keep by idempotency key, and a request to each."""
 
@@ -181,7 +183,7 @@ STATELESS = {
     ("POST", path)
     for path in (
         *("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"),
-        *("/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+        *("/v1/messages/count_tokens", "/tokenize", "/detokenize", "/api/embed", "/api/embeddings"),
     )
 }
 """Routes that store nothing."""
@@ -192,6 +194,8 @@ OF_THE_SERVER = {
     ("GET", "/v1/router"),
     *(("GET", path) for path in ("/health", "/ping", "/version", "/load", "/metrics", "/docs")),
     *(("GET", path) for path in ("/", "/assets/{version}/{id}", "/openapi.json")),
+    *(("GET", path) for path in ("/api/tags", "/api/ps", "/api/version")),
+    ("POST", "/api/show"),
     ("HEAD", "/openapi.json"),
 }
 """Routes with the same reply for each caller."""
@@ -490,7 +494,11 @@ def test_prefixes_are_those_of_one_tenant(
     assert len({reply.json()["choices"][0]["text"] for reply in replies}) == 1
 
 
-SALTED = {**REPEATED, "/v1/embeddings": {"input": "hi"}, "/v1/rerank": {"query": "a", "documents": ["b"]}}
+VECTORS: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "hi"}, "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/api/embed": {"input": "hi"}, "/api/embeddings": {"prompt": "hi"},
+}  # fmt: skip
+SALTED = {**REPEATED, **VECTORS}
 """Routes that compute prompts, and a request to each."""
 
 
@@ -499,9 +507,14 @@ async def vector_script(prompt: list[int], params: SamplingParams) -> AsyncGener
     yield Usage(len(prompt), 0)
 
 
+def takes_salt(route: str) -> bool:
+    """Whether requests may have a salt of their own. Ollama's API and rerank's have no such field."""
+    return route != "/v1/rerank" and not route.startswith("/api/")
+
+
 def salt(generator: ScriptedGenerator, route: str, key: str, settings: ApiSettings, **fields: str) -> str:
     """The cache salt of a request with `key`."""
-    if route in ("/v1/embeddings", "/v1/rerank"):
+    if route in VECTORS:
         model = msgspec.structs.replace(generator.model, hidden_size=1)
         generator = generator.replaced(embedding=EmbeddingConfig(), script=vector_script, model=model)
     recording = generator.replaced(submitted=[])
@@ -519,7 +532,7 @@ def test_every_route_computes_prompts_with_the_salt_of_its_tenant(
     settings = ApiSettings(api_key=TENANTS)
     one, same, two = (salt(generator, route, key, settings) for key in (ONE, ONE_AGAIN, TWO))
     assert one == same != two
-    if route != "/v1/rerank":
+    if takes_salt(route):
         mine, theirs = (salt(generator, route, key, settings, cache_salt="s") for key in (ONE, TWO))
         assert len({one, two, mine, theirs}) == 4
 
@@ -539,7 +552,7 @@ def test_one_tenant_and_those_that_share_prefixes_have_no_salt(
     generator: ScriptedGenerator, route: str, settings: ApiSettings
 ) -> None:
     assert salt(generator, route, ONE, settings) == ""
-    if route != "/v1/rerank":
+    if takes_salt(route):
         assert salt(generator, route, ONE, settings, cache_salt="s") == "s"
 
 

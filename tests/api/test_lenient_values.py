@@ -52,23 +52,26 @@ def test_whole_numbers_may_be_floats(hello: Served, generator: ScriptedGenerator
 
 
 def test_a_result_without_an_id_answers_the_next_call(talker: ScriptedGenerator, tmp_path: Path) -> None:
-    template = "{% for message in messages %}{{ message.role }} {{ message.tool_call_id }};{% endfor %}"
+    template = (
+        "{% for message in messages %}"
+        "{{ message.role }} {{ message.tool_call_id }} {{ message.content }};{% endfor %}"
+    )
     tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path, chat_template=template))
     function = {"name": "get_weather", "arguments": "{}"}
     calls = [{"id": name, "type": "function", "function": function} for name in "ab"]
     result = {"role": "tool", "content": "sun"}
     asked = {"role": "assistant", "tool_calls": calls}
     for results, expected in (
-        ([result, result], "tool a;tool b;"),
-        ([{**result, "tool_call_id": "b"}, result], "tool b;tool a;"),
-        ([{**result, "tool_call_id": ""}, {**result, "tool_call_id": "b"}], "tool a;tool b;"),
-        ([result] * 3, "tool a;tool b;tool ;"),
+        ([result, result], "tool a sun;tool b sun;"),
+        ([{**result, "tool_call_id": "b"}, result], "tool b sun;tool a sun;"),
+        ([{**result, "tool_call_id": ""}, {**result, "tool_call_id": "b"}], "tool a sun;tool b sun;"),
+        ([result] * 3, "tool a sun;tool b sun;tool  sun;"),
     ):
         generator = talker.replaced(tokenizer=tokenizer)
         with scripted(generator) as server:
             response = server.post(CHATS, messages=[*MESSAGES, asked, *results])
             assert response.status_code == 200, response.text
-        assert prompt_of(generator) == f"user ;assistant ;{expected}"
+        assert prompt_of(generator) == f"user  hi;assistant  ;{expected}"
 
 
 @pytest.mark.parametrize(

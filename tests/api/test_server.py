@@ -44,6 +44,7 @@ asyncio.run(main())
 
 END_OF_SERVICE = (
     'data: {"error":{"message":"the server is shutting down","type":"server_error","param":null,"code":null}}'
+    "data: [DONE]"
 )
 
 

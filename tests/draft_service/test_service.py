@@ -132,7 +132,6 @@ GREEDY = SamplingParams(temperature=0.0)
         {"number": 1 << 63},
         {"choice": 1000},
         {"output": 5},
-        {"hidden": b"x"},
         {"params": SamplingParams()},
         {"params": SamplingParams(stop_token_ids=(1 << 20,))},
         {"params": SamplingParams(temperature=0.0, grammar=Grammar(kind="regex", text="a*"))},

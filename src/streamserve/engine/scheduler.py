@@ -231,11 +231,14 @@ class Scheduler:
             step.prefix_waits_left -= 1
             step.admission_open = step.prefix_waits_left > 0
             return None
-        if sequence.status is SequenceStatus.SWAPPED and not self.allocator.drop_if_cached(sequence):
+        if sequence.status is SequenceStatus.SWAPPED:
             # A sequence that must yield leaves admission open, so that the sequences it yields to can start.
-            if not self.allocator.must_yield(sequence) and not self.allocator.swap_in(sequence):
-                step.admission_open = False
-            return None
+            # It yields even if its KV is cached: the free blocks that it must leave may hold that KV.
+            if self.allocator.must_yield(sequence):
+                return None
+            if not self.allocator.drop_if_cached(sequence):
+                step.admission_open = step.admission_open and self.allocator.swap_in(sequence)
+                return None
         cached = self.allocator.admit(sequence)
         if cached is None:
             step.admission_open = step.admission_open and deferred

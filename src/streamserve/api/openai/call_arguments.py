@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from streamserve.api.http.json_scan import MAX_DEPTH, JsonScan
 from streamserve.api.http.memory import Charge
 from streamserve.protocol.errors import RequestError
+from streamserve.text.surrogates import well_formed
 
 INVALID = "invalid_json"
 """The key for the text of arguments that are not a JSON object."""
@@ -57,8 +58,8 @@ def _object(text: str, scan: JsonScan) -> dict[str, Any]:
         return {INVALID: text}
     try:
         arguments = json.loads(text if text.strip() else "{}", parse_constant=_refuse, parse_float=_finite)
-        if "\\ud" in text.lower():
-            json.dumps(arguments, ensure_ascii=False).encode()  # refuses half of a surrogate pair
+        if "\\ud" in text.lower():  # half of a surrogate pair is no character: no tokenizer takes it
+            arguments = json.loads(well_formed(json.dumps(arguments, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return {INVALID: text}
     if arguments is None:
