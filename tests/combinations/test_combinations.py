@@ -52,6 +52,16 @@ def run_row(row: Row, seed: int) -> Counter[str]:
     return total
 
 
+def test_a_cached_sequence_yields_the_free_blocks_that_hold_its_kv() -> None:
+    """It took them in each step, and was evicted for a sequence with a transfer reservation."""
+    row = {
+        "order": "mcps", "draft": "service", "memory": "swap", "targets": "slo", "prompt": "append",
+        "placement": "pairs", "router": "flowguard-as-published", "adapters": "none",
+        "policy": "specustream-as-published",
+    }  # fmt: skip
+    assert trial(1972053608, FIXED | simulated(row)).swapped > 0
+
+
 def test_every_pair_of_values_gives_the_models_text(scale: Scale, record: Callable[..., None]) -> None:
     rows = covering().rows if scale.full else covering().rows[::16]
     total: Counter[str] = Counter()
