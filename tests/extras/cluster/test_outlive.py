@@ -19,7 +19,7 @@ from tests.extras.cluster.outliving import LEASE, free_port, machine, make_targe
 from tests.serving import Served
 
 CLIENTS = 6
-TOKENS = 300
+TOKENS = 700
 SHARED = [7 + n % 200 for n in range(64)]
 TOPOLOGIES = {"two workers": ("--workers", "2"), "a pair": ("--pairs", "1")}
 
