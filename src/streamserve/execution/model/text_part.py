@@ -18,7 +18,7 @@ OTHER_PARTS = tuple(
 """Prefixes of tensors that are no part of the text model."""
 
 _SHARED = ("dtype", "torch_dtype", "eos_token_id", "quantization_config")
-"""Fields that a config may have beside `text_config` instead of in it."""
+"""Fields of the text model that a config may have at the top instead of in `text_config`."""
 
 _ROPES = ("rope_parameters", "rope_scaling")
 _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
