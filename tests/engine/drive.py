@@ -12,6 +12,7 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Drafter
 from streamserve.engine.engine import Engine
+from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.protocol.messages import (
     Event,
     Finished,
@@ -47,6 +48,7 @@ def make_engine(
     speculation: Speculation | None = None,
     draft_model: float | None = None,
     wrap: Callable[[CostExecutor], Any] = lambda executor: executor,
+    ports: EnginePorts = NO_PORTS,
 ) -> Engine:
     """Make an engine that checks its invariants after every step. `draft_model`: acceptance rate of a drafter
     with KV; a fifth of its trees are late. `wrap` returns what the engine calls instead of its executor."""
@@ -61,7 +63,7 @@ def make_engine(
     speculation = speculation or Speculation(parse_policy("fixed:8"), lambda rows, kv_tokens: 1.0)
     clock = lambda: float(next(ticks))  # noqa: E731
     model = model_info(config.max_model_len, eos)
-    return Engine(config, model, wrap(executor), clock, drafter, speculation, orders=ORDERS)
+    return Engine(config, model, wrap(executor), clock, drafter, speculation, ports, ORDERS)
 
 
 def submit(request: str, prompt: list[int], params: SamplingParams, arrival: float = 0.0, **fields) -> Submit:

@@ -5,9 +5,13 @@ import random
 
 import pytest
 
+from streamserve.contracts.cost import Line, SwapCost
 from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError
+from streamserve.engine.observer import NullJournal
+from streamserve.engine.ports import EnginePorts
 from streamserve.engine.progress import could_compute
 from streamserve.protocol.messages import Edit
 from streamserve.protocol.sampling import Pooling, SamplingParams
@@ -121,3 +125,34 @@ def test_a_swapped_stream_has_work_only_if_it_can_be_swapped_in(seed: int) -> No
     assert engine.report().evictions.swaps > 0
     assert not engine.scheduler.of("r")
     assert not engine.has_work
+
+
+class Recording(NullJournal):
+    """A journal that keeps each launched plan with its predicted seconds."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[StepPlan, float]] = []
+
+    def enter(self, phase, members, predicted=0.0, plan=None) -> None:
+        if phase in ("run", "verify", "swap"):
+            self.steps.append((plan, predicted))
+
+
+def test_the_predicted_seconds_of_a_step_contain_its_copies_of_swapped_kv() -> None:
+    journal, cost = Recording(), SwapCost(out=Line(1000.0, 1.0), back=Line(5000.0, 2.0))
+    engine = make_engine(
+        EngineConfig(
+            num_blocks=12, block_size=4, max_model_len=40, preempt_every=2, eviction="swap", swap_blocks=30
+        ),
+        ports=EnginePorts(journal=journal, swap_cost=cost),
+    )
+    for number in range(3):
+        engine.handle(submit(str(number), [number], SamplingParams(temperature=0, max_tokens=30)))
+    while engine.has_work:
+        engine.step()
+    copying = [plan for plan, _ in journal.steps if plan.swap_out]
+    assert copying
+    assert any(plan.swap_in for plan, _ in journal.steps)
+    for plan, predicted in journal.steps:
+        copies = cost.out(len(plan.swap_out)) + cost.back(len(plan.swap_in))
+        assert 0 <= predicted - copies < 100, "the seconds of the model are the rest"

@@ -106,7 +106,7 @@ class Engine:
             config.max_model_len,
         )  # fmt: skip
         self._pipeline = StepPipeline(
-            executor, self.scheduler, self.transfers, clock, self._observer, self._journal
+            executor, self.scheduler, self.transfers, clock, self._observer, self._journal, ports.swap_cost
         )
         self._unlearned: tuple[Flight, StepResult, float, float | None] | None = None
         """The last step with its results, seconds and interval, if nothing has been learned from it yet."""

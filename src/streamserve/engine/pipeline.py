@@ -3,6 +3,7 @@ step is launched before the results of the running one are known."""
 
 from collections.abc import Callable, Sequence
 
+from streamserve.contracts.cost import SwapCost
 from streamserve.contracts.plan import AsyncExecutor, Executor, Span, StepPlan, StepResult
 from streamserve.engine.ahead import Flight, plan_ahead
 from streamserve.engine.invariants import check_plan
@@ -31,6 +32,7 @@ class StepPipeline:
         clock: Callable[[], float],
         observer: Observer,
         journal: Journal,
+        swap_cost: SwapCost,
     ) -> None:
         self._executor = executor
         self._async_executor = executor if isinstance(executor, AsyncExecutor) else None
@@ -39,6 +41,7 @@ class StepPipeline:
         self._clock = clock
         self._observer = observer
         self._journal = journal
+        self._swap_cost = swap_cost
         self._ahead: Flight | None = None
         """The step that was launched ahead and that `next` has not returned yet."""
         self._launched_at = self._next_launched_at = self._finished_at = 0.0
@@ -140,7 +143,7 @@ class StepPipeline:
 
     def _enter(self, flights: Sequence[Flight], cost: RefinedCost) -> None:
         """Record in the journal the sequences that the launched steps compute, copy or send from now on, and
-        the predicted seconds of these steps."""
+        the predicted seconds of these steps and of their copies."""
         plan, live = flights[0].plan, self._scheduler.sequences
         members = {sequence.id: sequence for flight in flights for sequence in flight.members}
         members |= {id: live[id] for id in self._scheduler.swap.moving if id in live}
@@ -150,6 +153,7 @@ class StepPipeline:
         elif any(span.tree is not None and len(span.tree.tokens) > 1 for span in plan.spans):
             phase = "verify"
         predicted = sum(cost(flight.query_tokens, flight.kv_tokens) for flight in flights)
+        predicted += self._swap_cost.out(len(plan.swap_out)) + self._swap_cost.back(len(plan.swap_in))
         self._journal.enter(phase, [*members.values(), *self._transfers.moving()], predicted, plan)
 
 
