@@ -12,7 +12,7 @@ import pytest
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.plan import AsyncExecutor
 from streamserve.execution.drafters.model import ModelDrafter
-from streamserve.protocol.config import SpeculationMode
+from streamserve.protocol.config import Backend, SpeculationMode
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import DraftVerified, Submit, Token
 from streamserve.protocol.reports import SpeculationReport
@@ -275,12 +275,16 @@ def test_a_request_may_limit_or_disable_speculation(pair: tuple[Path, Path]) -> 
         assert max(drafted, default=0) == limit
 
 
-@pytest.mark.parametrize(
-    ("target_rows", "draft_rows", "mode"),
-    [(352, 320, "coupled"), (320, 384, "coupled"), (352, 320, "rejection"), (320, 384, "rejection")],
-)
+@pytest.mark.parametrize("backend", ["auto", "device"])
+@pytest.mark.parametrize("mode", ["coupled", "rejection"])
+@pytest.mark.parametrize(("target_rows", "draft_rows"), [(352, 320), (320, 384)])
 def test_a_draft_model_with_other_padding_changes_no_text(
-    pair: tuple[Path, Path], tmp_path: Path, target_rows: int, draft_rows: int, mode: SpeculationMode
+    pair: tuple[Path, Path],
+    tmp_path: Path,
+    target_rows: int,
+    draft_rows: int,
+    mode: SpeculationMode,
+    backend: Backend,
 ) -> None:
     """Requests have prompts and biases with tokens of the padding too, and some output them. With rejection
     sampling the text of greedy requests alone is that of plain decoding."""
@@ -288,7 +292,8 @@ def test_a_draft_model_with_other_padding_changes_no_text(
     shutil.copytree(pair[1], tmp_path / "draft")
     padded = with_padding(tmp_path / "target", target_rows), with_padding(tmp_path / "draft", draft_rows)
     tokenizer = Tokenizer.from_folder(padded[0])
-    plain, speculating = make_engine(padded, Case(draft="none")), make_engine(padded, Case(), mode)
+    plain = make_engine(padded, Case(draft="none", backend=backend))
+    speculating = make_engine(padded, Case(backend=backend), mode)
     requests = make_requests(random.Random(1), 8, target_rows)
     greedy = {request.request for request in requests if request.params.greedy}
     expected = serve(plain, requests, 8, tokenizer).texts

@@ -1,7 +1,9 @@
 """Adapt a draft model to a target whose embedding has a different number of padding rows.
 
 Both models have the same tokens in their first rows; later rows have no text. The draft model never reads a
-token that it has no row for, and its logits are padded or cut to the target's columns.
+token that it has no row for, and its logits are padded or cut to the target's columns. Here a
+model's passes are adapted, which works where the host knows every token; backends/cuda/draft_vocabulary.py
+adapts the model itself.
 """
 
 from dataclasses import dataclass, replace

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.backends.cuda.packing import Kind, PackedWeight, pack
+from streamserve.execution.drafters.common_vocabulary import UNLIKELY
 from streamserve.execution.formats.quantization import QuantizedWeight
 
 
@@ -29,14 +30,22 @@ class TorchLinear:
 
 class WideLinear:
     """`y = x Wᵀ` in float32, for `x` [rows, in] of the dtype of `weight` [out, in]. It maps to the logits,
-    which are not rounded to the model's dtype. On the CPU the weight is converted at every call."""
+    which are not rounded to the model's dtype. On the CPU the weight is converted at every call. `known`: the
+    number of tokens that the model has; the logits of later ones are UNLIKELY."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, known: int | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.weight = weight
+        self._known = self.out_features if known is None else known
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the product y. It is in `out` if `out` is given and the library can write to it."""
+        product = self._multiply(x, out)
+        if self._known < self.out_features:
+            product[:, self._known :].fill_(UNLIKELY)
+        return product
+
+    def _multiply(self, x: Tensor, out: Tensor | None) -> Tensor:
         if x.dtype == torch.float32:
             return torch.nn.functional.linear(x, self.weight)
         if x.device.type == "cpu":

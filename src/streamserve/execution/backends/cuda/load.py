@@ -16,6 +16,7 @@ from streamserve.execution.backends.cuda.attention import TILES
 from streamserve.execution.backends.cuda.chains import DeviceChains
 from streamserve.execution.backends.cuda.collectives import Ranks
 from streamserve.execution.backends.cuda.device import budget_bytes, free_bytes, notice
+from streamserve.execution.backends.cuda.draft_vocabulary import with_vocabulary
 from streamserve.execution.backends.cuda.executor import DeviceExecutor
 from streamserve.execution.backends.cuda.experts import stack_experts
 from streamserve.execution.backends.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
@@ -161,13 +162,8 @@ class DeviceBackend:
             model = Model(spec, target.embedding, layers, target.final_norm, target.head)
             group, draft_cache = TARGET, cache
         elif draft.spec:
-            if draft.spec.vocab_size != target.spec.vocab_size:
-                raise CheckpointError(
-                    f"--draft {draft.folder} has an embedding of {draft.spec.vocab_size} rows, but the "
-                    f"target's has {target.spec.vocab_size}: on a GPU both must have equally many: use "
-                    "--device cpu, or another draft"
-                )
-            model = self.model(open_checkpoint(draft.folder)[1], draft.spec, target.dtype)
+            weights = open_checkpoint(draft.folder)[1]
+            model = with_vocabulary(self.model(weights, draft.spec, target.dtype), target.spec.vocab_size)
             group = DRAFT
             draft_cache = self.cache(
                 draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype, cache.quantized
