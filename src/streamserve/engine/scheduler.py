@@ -237,7 +237,8 @@ class Scheduler:
             if self.allocator.must_yield(sequence):
                 return None
             if not self.allocator.drop_if_cached(sequence):
-                step.admission_open = step.admission_open and self.allocator.swap_in(sequence)
+                # A sequence that is admitted first is swapped in even if admission is closed.
+                step.admission_open = self.allocator.swap_in(sequence) and step.admission_open
                 return None
         cached = self.allocator.admit(sequence)
         if cached is None:
