@@ -74,6 +74,16 @@ def test_a_result_without_an_id_answers_the_next_call(talker: ScriptedGenerator,
         assert prompt_of(generator) == f"user  hi;assistant  ;{expected}"
 
 
+@pytest.mark.parametrize("absent", [None, [], False, "", 0, {}])
+def test_empty_tool_calls_count_as_absent(talker: ScriptedGenerator, absent: Any) -> None:
+    replied = {"role": "assistant", "content": "x", "tool_calls": absent}
+    result = {"role": "tool", "content": "y", "tool_call_id": "a"}
+    with scripted(talker) as server:
+        response = server.post(CHATS, messages=[*MESSAGES, replied, result])
+    assert response.status_code == 200, response.text
+    assert "<tool_call>" not in prompt_of(talker)
+
+
 @pytest.mark.parametrize(
     ("written", "rendered"),
     [

@@ -77,6 +77,7 @@ def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, A
     checked = {name: message[name] for name in _FIELDS[role] if message.get(name) not in (None, [])}
     if not checked.get("tool_call_id"):
         checked.pop("tool_call_id", None)
+    checked.pop("tool_calls", None)
     if calls:
         checked["tool_calls"] = _checked_calls(calls, f"{where}.tool_calls", charge)
     return checked
