@@ -12,6 +12,7 @@ from tests.serving import Served, serving
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
+DOCUMENTS = EXAMPLES / "documents"
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,12 @@ def test_openai_client(served: Served) -> None:
 
 
 def test_folder_stream(served: Served) -> None:
-    printed = run("folder_stream.py", str(EXAMPLES / "documents"), served.url)
-    assert "2-ships.txt" in printed
-    assert printed.splitlines()[-1]
+    *found, answer, times = run("folder_stream.py", str(EXAMPLES / "documents"), served.url).splitlines()
+    assert [line.partition(":")[0] for line in found] == sorted(path.name for path in DOCUMENTS.iterdir())
+    computed = [int(re.findall(r"\d+ of the", line)[0].split()[0]) for line in found]
+    assert computed[-1] > computed[0] > 0, "documents are computed while others are being found"
+    assert answer == "Anna Keller opened a new library in Lindow on Monday. It cost 14 thousand dollars."
+    assert re.fullmatch(r"time to the first token: \d+ ms; sent at the end: \d+ ms", times)
 
 
 @pytest.mark.parametrize(
