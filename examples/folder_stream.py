@@ -1,5 +1,5 @@
-"""Send a folder's documents as they are found, then ask about them, and compare the time to the first token with
-sending them all at the end. Start `make serve`, then: python examples/folder_stream.py [FOLDER] [URL]"""
+"""Send a folder's documents as they are found, then ask about them. Compare the time to the first token with
+sending all at the end. Start `make serve`, then: python examples/folder_stream.py [FOLDER] [URL]"""
 
 import secrets
 import sys
@@ -31,9 +31,7 @@ def ask(folder: str, url: str, *, as_found: bool) -> tuple[str, float]:
             kept += path.read_text() + "\n"
             if as_found:
                 state = stream.state()
-                print(
-                    f"{path.name}: {state['computed']} of the {state['tokens']} tokens before it are computed"
-                )
+                print(f"{path.name}: {state['computed']} of {state['tokens']} earlier tokens are computed")
                 stream.append(kept)
                 kept = ""
         if kept:
