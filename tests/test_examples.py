@@ -1,11 +1,14 @@
-"""The examples and the code in the docs run."""
+"""The examples and the code in the docs run, and the packaged model answers as the guides show."""
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.serving import Served, serving
@@ -56,6 +59,72 @@ def test_code_in_the_docs_runs(page: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip()
+
+
+def guide(name: str) -> str:
+    return (ROOT / "docs" / "guides" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def sent(served: Served, method: str, path: str, body: Any) -> Any:
+    reply = httpx.request(method, served.url + path, json=body, timeout=60)
+    assert reply.is_success, reply.text
+    return reply.json()
+
+
+def answer(served: Served, *messages: Any, **fields: Any) -> Any:
+    """Return the message that follows these."""
+    body = {"messages": messages, "temperature": 0, "max_tokens": 64, **fields}
+    return sent(served, "POST", "/v1/chat/completions", body)["choices"][0]["message"]
+
+
+def test_constrained_answers(served: Served) -> None:
+    rows = re.findall(r'^\| `("guided_.*)` \| (.+?) \| (.+?) \|$', guide("structured-output"), re.MULTILINE)
+    assert len(rows) == 3
+    for fields, question, shown in rows:
+        message = {"role": "user", "content": question}
+        assert answer(served, message, **json.loads(f"{{{fields}}}"))["content"] == shown
+
+
+def test_a_call_and_the_answer_to_its_result(served: Served) -> None:
+    page = guide("tools")
+    question, result, shown = map(
+        json.loads, re.findall(r'^\{"role": ".*"content": "..*\}$', page, re.MULTILINE)
+    )
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    named = {"get_weather": "Get the weather of a city.", "get_time": "Get the time in a city."}
+    tools = [
+        {"type": "function", "function": {"name": name, "description": text, "parameters": schema}}
+        for name, text in named.items()
+    ]
+    call = answer(served, question, tools=tools)
+    (function,) = (each["function"] for each in call["tool_calls"])
+    assert f'"name": {json.dumps(function["name"])}, "arguments": {json.dumps(function["arguments"])}' in page
+    result["tool_call_id"] = call["tool_calls"][0]["id"]
+    assert answer(served, question, call, result, tools=tools)["content"] == shown["content"]
+
+
+def test_tokens(served: Served) -> None:
+    lines = re.findall(r"^ +(POST) (/\w*tokenize) +(\{.*\}) → (\{.*\})$", guide("api"), re.MULTILINE)
+    assert len(lines) == 3
+    for method, path, body, shown in lines:
+        expected = json.loads(shown)
+        reply = sent(served, method, path, json.loads(body))
+        assert {name: reply[name] for name in expected} == expected
+
+
+def test_the_commands_of_prompt_streams(served: Served) -> None:
+    page = guide("prompt-streams")
+    commands = re.findall(
+        r"\$ curl (?:-X (\w+) )?localhost:8000(/\S+) (?:\\\n +)?-d '(.*?)'", page, re.DOTALL
+    )
+    assert len(commands) == 3
+    id, replies = "", []
+    for method, path, body in commands:
+        reply = sent(served, method or "POST", path.replace("stream-9f…", id), json.loads(body))
+        id = id or reply["id"]
+        replies.append(reply)
+    message = replies[-1]["choices"][0]["message"]
+    assert f'"content":{json.dumps(message["content"])}' in page
 
 
 def test_every_page_with_code_is_run() -> None:
