@@ -174,15 +174,6 @@ def test_chat_keeps_the_conversation_and_exits_at_an_empty_line() -> None:
     assert done.stdout.count("> ") == 3
 
 
-def test_chat_has_commands() -> None:
-    command = [sys.executable, "-m", "streamserve", "chat", "--max-tokens", "8", "--threads", "1"]
-    typed = "What is 1 + 1?\n/clear\nWhat is 1 + 1?\n/help\n\n"
-    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, check=True)
-    _, first, cleared, second, shown, _ = done.stdout.split("> ")
-    assert (first, cleared) == (second, ""), "the conversation begins again"
-    assert shown.startswith("/clear")
-
-
 def test_ctrl_c_ends_an_answer_and_another_one_the_chat(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, max_position_embeddings=8192)
     command = [sys.executable, "-m", "streamserve", "chat", str(folder), "--threads", "1"]
