@@ -47,11 +47,13 @@ help:
 install: $(VENV)/.installed
 
 $(VENV)/.torch:
+	@echo "installing torch (about 200 MB for CPUs, more with CUDA): $(TORCH_PIP_ARGS)" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH_PIP_ARGS)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard src/streamserve/execution/backends/native/cpp/*)
+	@echo "installing streamserve and its other dependencies" >&2
 	$(BIN)/pip install --quiet --editable .
 	$(BIN)/python -m streamserve.execution.backends.native
 	@touch $@

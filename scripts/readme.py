@@ -35,9 +35,6 @@ BLOCK = re.compile(r"(?<=\n\n)(?P<block>(?: {4}[^\n]*\n|\n(?= {4}))+)")
 SPAN = re.compile(r"`(?P<span>(?:make|pip|source|python|curl|git|streamserve)(?: [^`\n]*)?)`")
 NOT_RUN = {
     "make": "a name: `make serve` and `make install` are run",
-    "make serve": "run from its block",
-    "make verify": "it runs this script",
-    "streamserve worker": "a name: it needs a key and a head, and the page of clusters has its commands",
 }
 """Spans of the README that look like commands and are not typed, and why."""
 STARTS = re.compile(r"(?:make|pip|source|python|curl|streamserve [a-z]+)\b")

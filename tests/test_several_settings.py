@@ -129,7 +129,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
 
 def test_the_first_line_has_the_names_of_the_api() -> None:
     served = resolve_served(["chat=embedded", "code,coder=embedded"], {}, None)
-    assert loading_line(served).endswith(": loading chat, of chat, code …")
+    assert loading_line(served).endswith(": loading chat …; on demand: code")
 
 
 def test_adapters_belong_to_the_model_of_their_table(tmp_path: Path) -> None:

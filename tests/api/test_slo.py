@@ -92,7 +92,7 @@ def judged(outcome: SloOutcome | None):
 
 @ROUTES
 def test_usage_says_whether_targets_were_met(generator: ScriptedGenerator, route: str) -> None:
-    with scripted(generator.replaced(script=judged(SloOutcome(False, 12.5, 3.0)))) as server:
+    with scripted(generator.replaced(script=judged(SloOutcome(False, 12.50004, 3.0)))) as server:
         usage = server.post(route, **BODIES[route], slo={"tpot_ms": 2}).json()["usage"]
     assert (usage["slo_met"], usage["ttft_ms"], usage["tpot_ms"]) == (False, 12.5, 3.0)
     with scripted(generator.replaced(script=judged(None))) as server:

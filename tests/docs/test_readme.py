@@ -36,6 +36,19 @@ def test_examples_exist(command: str) -> None:
     assert (ROOT / Path(shlex.split(command)[1])).is_file()
 
 
+def test_it_is_read_in_a_minute() -> None:
+    assert README.partition("## Documentation")[0].count("\n") <= 100
+
+
+@pytest.mark.parametrize(("language", "endings"), [("Python", ["py"]), ("C++", ["cpp", "h"])])
+def test_the_size_is_true_to_within_a_twentieth(language: str, endings: list[str]) -> None:
+    stated = re.search(rf"([\d,]+) (?:lines )?of {re.escape(language)}", README)
+    assert stated is not None
+    files = [file for ending in endings for file in (ROOT / "src").rglob(f"*.{ending}")]
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    assert abs(int(stated[1].replace(",", "")) - lines) <= lines / 20
+
+
 STARTS = r"(?:make|pip|source|python|curl|git|streamserve)(?: [a-z-][^`\n]*)?"
 INDENTED = re.compile(rf"^ {{4}}(?:\$ )?({STARTS})$", re.MULTILINE)
 SPANS = re.compile(rf"`({STARTS})`")

@@ -104,6 +104,20 @@ def test_an_absent_service_is_logged_once_and_again_when_it_answers(caplog):
     assert len(caplog.records) == 3, "once"
 
 
+def test_the_end_of_a_service_is_logged_once_and_so_is_its_return(caplog):
+    side = Side()
+    side.open()
+    for _ in range(30):
+        side.client.unreachable(0, side.now)
+        side.client.tick(side.now)
+        side.now += 0.1
+    side.open()
+    assert [record.message for record in caplog.records] == [
+        "the draft service at tcp://host0:1 is gone: continuing without it until it answers",
+        "the draft service at tcp://host0:1 answers again",
+    ]
+
+
 def test_a_service_that_is_not_reached_yet_is_retried_soon():
     side = Side()
     side.client.tick(0.0)

@@ -1,6 +1,7 @@
 """`streamserve generate`: print a model's answer to one prompt."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from streamserve.cli.answers import (
 from streamserve.cli.flags import Config, Flags, PrintConfig, settings_for, with_flags
 from streamserve.cli.help import setting_groups
 from streamserve.settings.commands import other_options
+from streamserve.settings.options import SettingsError
 
 Model = Annotated[
     str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
@@ -28,11 +30,15 @@ Model = Annotated[
 @with_flags(setting_groups("llm"), other_options("llm"))
 def generate(
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="the text to continue; - reads standard input")
-    ],
+        str | None, typer.Argument(metavar="PROMPT", help="the message to answer; - reads standard input")
+    ] = None,
     *,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="text file to append to PROMPT, after an empty line"),
+    ] = None,
     model: Model = None,
-    max_tokens: MaxTokens = 128,
+    max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
@@ -41,14 +47,30 @@ def generate(
     print_config: PrintConfig = False,
     flags: Flags,
 ) -> None:
-    """Print a model's answer to PROMPT."""
+    """Print a model's answer to PROMPT, to the text of a file, or to both together."""
     params = sampling_params(max_tokens, temperature, top_p, seed)
     settings = settings_for("llm", model, flags, config, print_config)
     adapter = only_adapter(settings)
+    text = _text(prompt, file)
     from streamserve.llm.llm import LLM
 
     log_warnings(settings)
-    text = sys.stdin.read() if prompt == "-" else prompt
     with LLM.from_settings(settings) as llm:
         prompt_text = text if raw or not llm.tokenizer.renderer() else llm.render([user_message(text)])
         print_stream(llm, prompt_text, params, adapter)
+
+
+def _text(prompt: str | None, file: Path | None) -> str:
+    """Return the prompt's text, with the file's text after it. Raises SettingsError if both are missing or
+    the file cannot be read."""
+    parts = [sys.stdin.read() if prompt == "-" else prompt or ""]
+    if file:
+        try:
+            parts.append(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"--file: {file} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"--file: {file} is not a text in UTF-8") from error
+    if prompt is None and file is None:
+        raise SettingsError("there is no prompt: give PROMPT, --file or both")
+    return "\n\n".join(filter(None, parts))

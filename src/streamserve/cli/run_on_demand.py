@@ -25,10 +25,10 @@ from streamserve.settings.several import ServedModels, served_names
 
 
 def loading_line(served: ServedModels) -> str:
-    """Return the first line of the output: the model that is being loaded, and the API names of all
-    models."""
-    names = [served_names(settings)[0] for settings in served.models]
-    return f"streamserve {__version__}: loading {names[0]}, of {', '.join(names)} …"
+    """Return the first line of the output: the model that is being loaded, and those that requests load."""
+    first, *others = (served_names(settings)[0] for settings in served.models)
+    on_demand = f"; on demand: {', '.join(others)}" if others else ""
+    return f"streamserve {__version__}: loading {first} …{on_demand}"
 
 
 async def serve_on_demand(served: ServedModels, listener: socket.socket) -> None:

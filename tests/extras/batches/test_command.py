@@ -56,6 +56,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     file = write(tmp_path_factory.mktemp("whole") / "requests.jsonl", *REQUESTS)
     done = run(model, file)
     assert done.exit_code == 1, done.output
+    assert "16 requests were answered: see " in done.output
     assert "1 requests failed" in done.output
     return results(file.with_name("requests.jsonl.results.jsonl"))
 
@@ -97,7 +98,9 @@ def test_nothing_is_left_to_do(model: Path, tmp_path: Path) -> None:
     result = {"id": "x", "custom_id": "a", "response": {"status_code": 200, "request_id": "", "body": {}}}
     write(tmp_path / "requests.jsonl.results.jsonl", result)
     assert run(model / "missing", file).exit_code == 2
-    assert run(model, file).exit_code == 0
+    done = run(model, file)
+    assert done.exit_code == 0
+    assert done.output == f"streamserve: all 1 had results: see {file}.results.jsonl\n"
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,18 @@ def page(browser: Browser, stage: Served) -> Iterator[Page]:
         yield page
 
 
+def test_the_page_says_that_the_server_is_gone_and_back(browser: Browser, stage: Served) -> None:
+    with opened(browser, stage, tolerated="Failed to load resource") as page:
+        expect(page.locator("#state")).to_have_text("ready")
+        page.route("**/health", lambda route: route.abort())
+        expect(page.locator("#state")).to_have_text("no connection", timeout=2500)
+        page.route("**/health", lambda route: route.fulfill(status=502, body="<h1>Bad Gateway</h1>"))
+        page.wait_for_timeout(2000)
+        expect(page.locator("#state")).to_have_text("no connection")
+        page.unroute("**/health")
+        expect(page.locator("#state")).to_have_text("ready", timeout=2500)
+
+
 def test_a_chat_with_figures(page: Page, playbook: Playbook) -> None:
     page.click("#to-settings")
     for name, value in (("temperature", "0.5"), ("seed", "7"), ("max_tokens", "99"), ("tpot_ms", "50")):

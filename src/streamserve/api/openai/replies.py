@@ -56,7 +56,8 @@ def slo_fields(outcomes: list[SloOutcome]) -> dict[str, Any]:
     outcome = combined(outcomes)
     if outcome is None:
         return {}
-    return {"slo_met": outcome.met, "ttft_ms": outcome.ttft_ms, "tpot_ms": outcome.tpot_ms}
+    times = {"ttft_ms": outcome.ttft_ms, "tpot_ms": outcome.tpot_ms}
+    return {"slo_met": outcome.met} | {name: ms and round(ms, 3) for name, ms in times.items()}
 
 
 class RankedLogprob(msgspec.Struct, frozen=True):

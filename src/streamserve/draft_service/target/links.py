@@ -156,6 +156,7 @@ class ServiceLink:
         """Record that the service cannot be reached."""
         if self.open:
             self._close(now)
+            self.absence.log("is gone")
         self.retry_at = now + RESEND_SECONDS
 
     def tick(self, now: float) -> list[ServiceMessage]:

@@ -45,7 +45,10 @@ def batch(
         raise SettingsError("--output must not be the input file")
     from streamserve.extras.batches.run_batch import run
 
-    failed = run(settings, file, target)
-    if failed:
-        typer.secho(f"streamserve: {failed} requests failed: see {target}", fg="red", err=True)
+    outcome = run(settings, file, target)
+    answered = outcome.requests - outcome.earlier
+    done = f"{answered} requests were answered" if answered else f"all {outcome.requests} had results"
+    typer.echo(f"streamserve: {done}: see {target}", err=True)
+    if outcome.failed:
+        typer.secho(f"streamserve: {outcome.failed} requests failed: see {target}", fg="red", err=True)
         raise typer.Exit(1)

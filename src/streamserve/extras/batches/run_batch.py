@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -35,9 +36,18 @@ from streamserve.protocol.errors import RequestError
 from streamserve.settings.options import Settings, SettingsError
 
 
-def run(settings: Settings, source: Path, target: Path) -> int:
-    """Answer the requests of `source` that have no result in `target`; return the number of failed requests,
-    including earlier ones.
+@dataclass(frozen=True)
+class FileOutcome:
+    """Numbers of requests: all, those that had a result before the run, and those that failed in any
+    run."""
+
+    requests: int
+    earlier: int
+    failed: int
+
+
+def run(settings: Settings, source: Path, target: Path) -> FileOutcome:
+    """Answer the requests of `source` that have no result in `target`.
 
     Raises RequestError naming the line, if a line is not a request, or if `target` has results of other
     requests. Raises SettingsError if a file cannot be read or written. Both are raised before the model is
@@ -54,7 +64,7 @@ def run(settings: Settings, source: Path, target: Path) -> int:
         with results:
             if done < len(names):
                 failed += uvloop.run(_answer(settings, requests, results, done, len(names)))
-    return failed
+    return FileOutcome(len(names), done, failed)
 
 
 @contextmanager

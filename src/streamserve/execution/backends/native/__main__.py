@@ -1,5 +1,6 @@
 """`python -m streamserve.execution.backends.native`: compile the kernels now, unless the wheel has them."""
 
+import logging
 import sys
 
 from streamserve.execution.backends.native.build import BuildFailed, NativeCacheError, build
@@ -9,6 +10,7 @@ from streamserve.protocol.errors import CheckpointError
 
 def main() -> int:
     """Print the library's path. A missing compiler is not an error: models then run on plain torch."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # a compilation is announced
     try:
         print(packaged_library() or build())
     except BuildFailed as error:

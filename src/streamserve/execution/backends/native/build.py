@@ -238,7 +238,7 @@ def processor() -> str:
 def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
     """Compile in a temporary folder, then rename the library, so that an existing one is always complete.
     Raises BuildFailed."""
-    log.info("compiling kernels for this processor (once)")
+    log.info("compiling kernels for this processor: once, about 20 s")
     sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
     with (
         tempfile.TemporaryDirectory(prefix=COMPILING, dir=library.parent) as folder,

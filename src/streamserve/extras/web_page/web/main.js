@@ -8,7 +8,8 @@ import { showHistory } from "./history.js";
 import { changedCount, panel } from "./settings.js";
 import * as store from "./store.js";
 
-const CHECK = 15_000;      // milliseconds between health checks
+const CHECK = 1_500;       // milliseconds between health checks
+const SILENCE = 10_000;    // milliseconds without a reply after which the connection counts as lost
 const NARROW = window.matchMedia("(max-width: 60rem)");
 
 const chat = new Chat(() => list());
@@ -161,9 +162,10 @@ async function check() {
 }
 
 async function health() {
-  const reply = await fetch("health", { cache: "no-store" }).catch(() => null);
-  if (!reply) return { text: "no connection", kind: "bad" };
-  const { status, detail } = await reply.json();
+  const options = { cache: "no-store", signal: AbortSignal.timeout(SILENCE) };
+  const reply = await fetch("health", options).then((each) => each.json()).catch(() => null);
+  if (!reply) return { text: "no connection", kind: "bad" };  // also if a proxy replies instead of the server
+  const { status, detail } = reply;
   if (status === "ready") {
     if (!models.length) loadModels();
     return { text: "ready", kind: "good" };
