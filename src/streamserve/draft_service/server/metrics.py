@@ -33,7 +33,7 @@ GAUGES = {
     "cold_seconds": "Seconds of waiting and drafting per tree level after an idle gap, without dummy passes.",
     "warm_seconds": "Seconds of waiting and drafting per tree level after an idle gap, with dummy passes.",
     "keeping_warm": "Whether dummy passes keep the model warm (1) or not (0).",
-    "predicted_load": "Predicted share of the time spent drafting; compare with busy_seconds.",
+    "predicted_load": "Predicted share of time spent drafting; compare with the rate of busy_seconds.",
 }
 COUNTERS = {
     "batches": "Drafted batches.",

@@ -48,13 +48,14 @@ class StepWork:
 
 
 class StepFloor:
-    """A function of a plan that returns the floor of its step in seconds.
+    """Computes the floor of a step, in seconds, from its plan.
 
-    * `bandwidth` in bytes a second, `matrix_rate` in operations a second.
-    * `itemsize`: bytes of a number of weights and cache. `format`: the format of the layers' matrices, if
-      they are quantized; `head`: the format of the head.
-    * `kv_vector_bytes`: bytes of a key or value of one head; by default `itemsize` a number.
-    * `layer_parameters`: weights of all layers. `token_parameters`: weights multiplied for one token.
+    * `bandwidth` is in bytes a second, `matrix_rate` in operations a second.
+    * `itemsize`: bytes of each unquantized weight, and of each number in the KV cache. `format`: the format
+      of the layers' matrices, if they are quantized; `head`: the format of the head.
+    * `kv_vector_bytes`: bytes of a key or value of one head; by default its dimensions times `itemsize`.
+    * `layer_parameters`: number of weights of all layers. `token_parameters`: number of these weights that
+      one token is multiplied by.
     """
 
     def __init__(

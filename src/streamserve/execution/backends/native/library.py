@@ -193,15 +193,15 @@ def load_library(path: FilePath) -> ctypes.CDLL:
 
 
 def kernels() -> ctypes.CDLL | None:
-    """Return the kernels for this processor, with at most the instructions of the process's bound; see
-    `kernels_up_to`."""
+    """Return the kernels for this processor. STREAMSERVE_KERNEL_PATH bounds the instructions that they use.
+    Raises and returns None as `kernels_up_to` does."""
     return kernels_up_to(kernel_bound())
 
 
 @functools.cache
 def kernels_up_to(bound: KernelPath) -> ctypes.CDLL | None:
-    """Return the kernels with at most the instructions of `bound`, from the wheel or compiled. Returns None,
-    after one log message, if they are not available.
+    """Return the kernels for this processor that use no instructions beyond `bound`, from the wheel or
+    compiled. Returns None, after one log message, if they are not available.
 
     Raises NativeCacheError if other users can write the cache folder, CheckpointError if the processor lacks
     the instructions, LibraryMismatch if the library does not fit the Python files.
