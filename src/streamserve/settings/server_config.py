@@ -273,7 +273,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         about(
             "with --launcher join or ray: address tcp://HOST:PORT at which machines join; by default only "
-            "processes of this machine can join, and with ray it is the address that Ray has for this machine"
+            "processes of this machine can join; with ray, the default is the address that Ray has for this "
+            "machine"
         ),
     ] = "tcp://127.0.0.1:7800"
     join_key: Annotated[

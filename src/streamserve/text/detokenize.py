@@ -19,7 +19,7 @@ class Detokenizer(Protocol):
     """Converts one choice's tokens to text. The work per token is constant, however long the text."""
 
     def feed(self, token: int) -> str:
-        """Return the text that this token makes final."""
+        """Return the text that is final now that this token is known."""
 
     def flush(self) -> str:
         """Return the remaining text at the end. Incomplete characters become U+FFFD."""

@@ -104,8 +104,8 @@ def _multiply_wide(x: Tensor, weight: Tensor) -> Tensor:
 
 @lru_cache
 def scratch_of(device: torch.device) -> Tensor:
-    """Return the memory that floats are written to. It must be allocated before a graph is captured
-    (kernels/matrix.py: prepare)."""
+    """Return the device's scratch memory for expanded weights. It must be allocated before a graph is
+    captured (kernels/matrix.py: prepare)."""
     return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=device)
 
 
