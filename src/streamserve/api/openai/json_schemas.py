@@ -1,5 +1,5 @@
-"""Keywords of JSON schemas that a grammar cannot enforce: refused where the schema must be followed, and
-otherwise left out of the grammar with a warning, as annotations."""
+"""Keywords of JSON schemas that a grammar cannot enforce. Where the schema must be followed, they are
+refused; elsewhere they count as annotations, and are left out of the grammar with a warning."""
 
 import re
 from collections.abc import Callable, Iterable
