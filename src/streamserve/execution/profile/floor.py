@@ -102,8 +102,9 @@ class StepFloor:
         return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
 
     def work(self, spans: Sequence[Span]) -> StepWork:
-        """Return the work of a step. It reads each weight once, of experts' weights the expected share, the
-        head only if tokens are sampled, and each KV slot that any of the spans sees."""
+        """Return the work of a step with these spans. The step reads each KV slot that any of the spans sees,
+        and each weight once, with two exceptions: only the expected share of experts' weights, and the head
+        only if tokens are sampled."""
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
         query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
