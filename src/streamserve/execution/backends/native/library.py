@@ -252,7 +252,8 @@ class ThreadPool:
 
     @contextmanager
     def allocating(self, allocate: Callable[[int], torch.Tensor]) -> Iterator[None]:
-        """Let `memory` return memory of `allocate`, which must be page-aligned, in the `with` body."""
+        """In the `with` body, let `memory` take its memory from `allocate`, which must return page-aligned
+        memory."""
         self._allocate = allocate
         try:
             yield
