@@ -203,11 +203,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     admin_key: Annotated[
         tuple[str, ...],
-        about("key for the /admin routes, as for --api-key; without one these routes are disabled"),
+        about(
+            "key for the admin routes, which include loading adapters; in the forms of --api-key. "
+            "Without an admin key, these routes are closed"
+        ),
     ] = ()
     admin_key_file: Annotated[str | None, about("file with admin keys, one per line")] = None
     metrics_key: Annotated[
-        tuple[str, ...], about("key for /metrics alone, as for --api-key; API keys are valid there too")
+        tuple[str, ...], about("key for /metrics alone, in the forms of --api-key; API keys open it, too")
     ] = ()
     metrics_key_file: Annotated[str | None, about("file with metrics keys, one per line")] = None
     share_prefixes: Annotated[
