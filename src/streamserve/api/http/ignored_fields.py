@@ -54,7 +54,8 @@ class OtherFields:
     strict: bool = False
 
     def hint(self, name: str) -> str:
-        """Return which field to use instead, as a part of a message."""
+        """Return the part of an error message that says what to use in place of the field `name`; an empty
+        text if there is nothing."""
         return f" (use {self.instead[name]})" if name in self.instead else ""
 
 

@@ -20,8 +20,8 @@ GAUGES = {
     "depth": "Recent mean depth of draft trees (d).",
     "batch": "Recent mean number of targets in a batch (b).",
     "return_seconds": "Recent mean seconds from an answer to the target's next request (Z).",
-    "verify_seconds": "Seconds of return_seconds in which the target verifies (t_v).",
-    "communication_seconds": "Seconds of return_seconds that communication takes (t_c).",
+    "verify_seconds": "The part of return_seconds in which the target verifies (t_v).",
+    "communication_seconds": "The part of return_seconds that is spent on communication (t_c).",
     "plain_seconds": "Seconds of a target's step without draft tokens.",
     "beta": (
         "Probability that a draft token is accepted if all draft tokens before it were accepted (beta)."

@@ -268,12 +268,13 @@ class ThreadPool:
             self.library.ss_large_pages(begin, size)
 
     def path(self, dtype: torch.dtype) -> Path:
-        """Return the path for numbers of `dtype`: the best supported one up to the pool's configured path."""
+        """Return the instruction set for numbers of `dtype`: the best one that is supported, but not beyond
+        the `path` that the pool was created with."""
         if dtype not in self._paths:
             limit = Path.AMX if self._path is None else self._path
             self._paths[dtype] = max(path for path in Path if self.supports(path, dtype) and path <= limit)
         return self._paths[dtype]
 
     def supports(self, path: Path, dtype: torch.dtype) -> bool:
-        """Return whether this processor and this build support `path` for `dtype`."""
+        """Return whether this processor and this build support the instruction set `path` for `dtype`."""
         return bool(self.library.ss_path_supported(path, TYPES[dtype]))
