@@ -1,4 +1,4 @@
-"""A prompt as the engine and the routes need it."""
+"""An encoded prompt: token ids for the engine, and the text that routes repeat in replies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

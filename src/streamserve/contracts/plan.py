@@ -137,8 +137,8 @@ class StepResult:
     * `spans`: an entry for each span, in the plan's order.
     * `seconds`: the step's seconds as the executor knows them; None: the engine's clock measures them.
     * `swap_seconds`: seconds of the swap copies, which run concurrently with the rest.
-    * `compiled`: whether kernels were compiled or graphs captured for the step; then its time says nothing of
-      other steps.
+    * `compiled`: whether kernels were compiled or graphs captured for the step; then its time does not
+      predict the time of other steps.
     """
 
     spans: list[SpanResult]

@@ -123,8 +123,8 @@ class Drafting:
     def draft_ahead(self, plan: StepPlan) -> bool:
         """Let the device draft for the step after `plan`, which was launched and verifies chains that the
         host does not know yet. Does nothing unless all sequences of `plan` have a chain, and free blocks
-        suffice for another chain of the greatest depth. Returns whether something was compiled, so that the
-        step's time says nothing of later ones."""
+        suffice for another chain of the greatest depth. Returns whether something was compiled: then the
+        step's time does not predict the time of later steps."""
         pending, spans, tables = self._pending, plan.spans, self._scheduler.tables
         if not (DRAFT_AHEAD and pending and self._device_drafter):
             return False

@@ -4,7 +4,7 @@
     pool    references = holders of the block: tables, copies to the host, transfers, quarantine
     group   computed ≤ slots held, in every KV cache group; a host block belongs to one sequence
     status  it agrees with the blocks and host blocks held, the transfer role and the reservation
-    advance if a sequence could be computed, one is (progress.py)
+    advance a step computes something if any sequence can be computed (progress.py)
 
 Serving does not need these checks. They show an error in the step that makes it, not where it causes harm.
 """

@@ -93,7 +93,8 @@ def status_when_dropped(sequence: EngineSequence) -> SequenceStatus:
 
 
 def take_reservation(sequence: EngineSequence) -> None:
-    """Give a sequence its transfer reservation. If its KV was dropped, it is computed again from now on."""
+    """Give a sequence its transfer reservation. If its KV was dropped while it waited for the reservation,
+    the next steps compute it again."""
     sequence.transfer.has_reservation = True
     if sequence.status is SequenceStatus.AWAITING_RESERVATION:
         sequence.become(SequenceStatus.WAITING)

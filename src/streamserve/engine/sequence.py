@@ -228,8 +228,8 @@ class EngineSequence:
 
     @property
     def edit_stable_tokens(self) -> int:
-        """Number of next tokens to compute that are about as edit-stable as the first of them: up to the end
-        of the next retained prefix of a recent edit."""
+        """Number of tokens, from the next token to compute on, that are about as edit-stable as this token:
+        up to the end of the next retained prefix of a recent edit."""
         computed = self.kv.computed[TARGET]
         return (
             min((kept for kept in self.stream.retained_lengths if kept > computed), default=len(self.tokens))

@@ -148,8 +148,8 @@ class WorkerSupervisor:
 
     def tick(self, now: float, beats: Mapping[tuple[str, int], Heartbeat], waiting: bool = False) -> None:
         """Mark workers that are silent or make no progress in a step as stuck. Kill stuck workers (idle ones
-        after a longer time), and workers whose steps compute nothing although a sequence
-        could be computed. `waiting`: whether requests wait for a worker."""
+        after a longer time), and workers whose steps compute nothing although a sequence could be computed.
+        `waiting`: whether requests wait for a worker."""
         since = self._watch.look(now)
         for name, worker in self.workers.items():
             beat, busy = beats.get((name, worker.incarnation)), waiting or not worker.idle

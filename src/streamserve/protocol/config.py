@@ -183,10 +183,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     swap_space: Annotated[
         NonNegativeFloat | None,
         about(
-            "GiB of host memory for swapped KV blocks, in addition to the KV cache; by default, with "
-            "--eviction cost and a profile that contains copy times (--profile): the KV of all sequences "
-            "beyond the KV cache, at most the size of the KV cache and a quarter of the remaining memory; "
-            "otherwise 0"
+            "GiB of host memory for swapped KV blocks, in addition to the KV cache; by default 0, or with "
+            "--eviction cost and a profile that contains copy times (--profile) the memory that the KV cache "
+            "lacks for --max-num-seqs sequences of full length, but no more than the KV cache has, and no "
+            "more than a quarter of the remaining memory"
         ),
     ] = None
     profile: Annotated[

@@ -159,7 +159,8 @@ class Bye(msgspec.Struct, tag=True, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
-    """A contracts.tree.TokenTree; its root is the sequence's last token."""
+    """A token tree as it is sent, with the fields of contracts.tree.TokenTree. The root is the sequence's
+    last token."""
 
     tokens: Annotated[tuple[int, ...], Nodes]
     parents: Annotated[tuple[int, ...], Nodes]

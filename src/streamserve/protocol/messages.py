@@ -452,7 +452,7 @@ class KeptToken(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """Its approximate bytes in a process."""
+        """The approximate memory that the token takes in a process, in bytes."""
         return TOKEN_BYTES + LOGPROB_BYTES * (len(self.top or ()) + (self.logprob is not None))
 
 

@@ -14,5 +14,6 @@ Workers = Annotated[int, Meta(ge=0, le=64)]
 
 
 def about(text: str, ge: int | None = None, le: int | None = None) -> Meta:
-    """Return the description of a setting, with bounds that none of the types above has."""
+    """Return msgspec metadata with the description of a setting, and with bounds if none of the types above
+    has them."""
     return Meta(description=text, ge=ge, le=le)

@@ -69,7 +69,8 @@ class TransferReservation(msgspec.Struct, frozen=True):
 
 
 class Push(msgspec.Struct, tag=True, frozen=True):
-    """To the prefill worker: write the present and future KV of the reservation's sequence."""
+    """To the prefill worker: write the KV of the reservation's sequence into the reserved blocks, first the
+    KV that is computed already, then the rest as it is computed."""
 
     reservation: TransferReservation
 

@@ -13,7 +13,7 @@ from streamserve.contracts.cost import CostModel
 Eviction = Literal["recompute", "swap", "cost"]
 
 MEMORY = 0.5
-"""Weight of the previous estimate when an edit shows the share of a prompt that survived."""
+"""Weight of the previous estimate in the running average of the share of a prompt that survives an edit."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,12 @@ def decide(
     survival: float,
     free_host_blocks: int,
 ) -> SwapVerdict:
-    """Decide whether to swap or to recompute evicted KV of `tokens` tokens. The share `survival` of it is
-    expected to be needed when the sequence continues. Recomputing takes steps of `chunk` query tokens. KV
-    whose blocks do not all fit into the `free_host_blocks` is recomputed under every policy."""
+    """Decide whether to swap or to recompute evicted KV of `tokens` tokens.
+
+    The share `survival` (0 to 1) of it is expected to be needed when the sequence continues. Recomputing
+    takes steps of `chunk` query tokens. KV that needs more than `free_host_blocks` blocks of host memory is
+    recomputed under every policy.
+    """
     blocks = -(-tokens // block_size)
     swap = costs.swap.out(blocks) + costs.swap.back(survival * blocks)
     recompute = costs.prefill(round(survival * tokens), chunk)

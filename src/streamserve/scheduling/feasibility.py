@@ -56,8 +56,8 @@ def best_tpot(load: Load) -> float:
 def infeasible(
     ttft_ms: float | None, tpot_ms: float | None, prompt: int, load: Load
 ) -> tuple[Sequence[str], float] | None:
-    """Return a text for each infeasible target, with the value that could be met, and the seconds after which
-    the client should retry; None if the targets are feasible."""
+    """Return None if the targets are feasible. Otherwise return a text for each infeasible target, which
+    names the least milliseconds that could be met, and the seconds after which the client should retry."""
     best = (("ttft_ms", ttft_ms, best_ttft(prompt, load)), ("tpot_ms", tpot_ms, best_tpot(load)))
     missed = [
         f"{name} is {target:g}, and {1000 * seconds:.1f} could be met"
@@ -66,6 +66,8 @@ def infeasible(
     ]
     if not missed:
         return None
+    # Retry when the queue is computed and the decoding sequences have generated an output of mean length. A
+    # target that an idle worker would miss, too, gets the longest wait.
     busy = best_ttft(0, load) + (load.mean_output * load.means.step(load.decoding) if load.decoding else 0.0)
     empty = replace(load, decoding=0, queued_tokens=0)
     ever = (ttft_ms or inf) >= 1000 * best_ttft(prompt, empty) and (tpot_ms or inf) >= 1000 * best_tpot(empty)

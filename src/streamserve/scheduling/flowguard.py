@@ -15,7 +15,7 @@ from streamserve.scheduling.routing import (
 )
 
 Weights = tuple[float, float, float, float]
-"""The weights of FlowGuard's C, M, Q and L."""
+"""The weights a1 to a4 of FlowGuard's C, M, Q and L."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The order in which an engine serves its sequences: the interface `Order`, and the default, `SLO`.
 
 In every order a lower `priority` value goes first. `rank` decides which sequences keep sequence slots and
-memory. The last lose theirs to the first, so ranks must not change back and forth. `service_order` decides
-which sequences get the query tokens of one step. baselines/orders.py has the orders to compare with.
+memory: the lowest-ranked lose them to the highest-ranked, so ranks must not change back and forth.
+`service_order` decides which sequences get the query tokens of one step. baselines/orders.py has the orders
+to compare with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,12 +88,15 @@ def _edit_stable_first(views: Sequence[RequestView], ranked: Sequence[int]) -> l
 
 
 def due(view: RequestView, now: float) -> float:
-    """Return when the request is due, on the engine's clock.
+    """Return the time at which the request is due, on the engine's clock: the sort key of the order `SLO`.
 
-    With a `tpot` target that is when its prompt was complete. Otherwise it is the deadline of the first token
-    if that can still be met, else MAX_WAIT after the prompt was complete. A prompt stream is due later in
-    proportion to its remaining work, unless its deadline is too near: by deadlines alone, requests with
-    little left would wait for requests with much.
+    * With a `tpot` target: when its prompt was complete.
+    * Otherwise, with a deadline of the first token that can still be met: the deadline.
+    * Otherwise: MAX_WAIT after its prompt was complete.
+
+    Without a `tpot` target, a request whose prompt is or was a stream is due later in proportion to its
+    remaining work, unless its deadline is too near for that: by deadlines alone, requests with little work
+    left would wait for requests with much.
     """
     complete_since, work = view.complete_since, WAIT_PER_WORK * view.prefill_seconds
     if view.requirement.tpot is not None:

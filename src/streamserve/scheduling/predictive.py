@@ -15,10 +15,11 @@ class Predictive:
     """Predictive routing: the candidate where the request misses the fewest targets, among equal ones the
     candidate where it finishes first.
 
-    * TTFT: the prefill of the prompt's uncached tokens, after the queued prompts that can still be in time
-      (workers put off late ones). The part of the queued prompts that is already computed is subtracted.
-    * TPOT: a decode step of all sequences that decode there or will, this request included, divided by the
-      present speedup of speculation there.
+    * TTFT: the time to prefill the queued prompts that can still be in time (workers defer late ones) and
+      then the uncached tokens of this prompt. The part of the queued prompts that is already computed is
+      subtracted.
+    * TPOT: the time of a decode step with this request and all sequences that decode on the worker or soon
+      will, divided by the worker's present speedup by speculation.
     * A candidate whose free KV is too small for the request, or whose sequence slots are taken, counts as
       missing one more target.
     * Each candidate is predicted by the step costs of its own workers. If a step cost is unknown, `fallback`
@@ -61,7 +62,7 @@ class Predictive:
         prefill_costs: WorkerCosts,
         decode_costs: WorkerCosts,
     ) -> tuple[float, float]:
-        """Return the predicted seconds to the first token and for each further token."""
+        """Return the predicted seconds to the first token, and the seconds for each further token."""
         prefill, decode = candidate.prefill, candidate.decode
         uncached_tokens, ahead = max(arrival.prompt_tokens - candidate.cached, 1), prefill.timely_tokens
         # Rounded up to whole blocks: fewer different costs are computed.

@@ -25,7 +25,8 @@ MARGIN = 3
 """A prompt is planned to be done this many steps before its deadline: steps may become longer than
 predicted."""
 ROUNDS = 4
-"""Iterations between the due tokens and the time of the step that they result in."""
+"""Maximum iterations of `due_tokens`: due tokens make the step longer, and a longer step makes more tokens
+due."""
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 """Numbers of prompt tokens whose rates are compared, together with the ends of prompts. Cost curves are
@@ -33,8 +34,8 @@ staircases, so a local search could stop too early."""
 
 
 class PrefillChunk(NamedTuple):
-    """The `tokens` of a prompt in a step. The first `due` of them are computed even if other tokens are worth
-    more."""
+    """A prompt's part of one step: its number of `tokens`. The first `due` tokens are computed even if other
+    tokens are worth more."""
 
     tokens: int
     due: int
@@ -105,7 +106,7 @@ def _with_extra(
         min(uncached(prompt), batch.max_chunk) - least for prompt, least in zip(prompts, due, strict=True)
     ]
     values = [_value(prompt, mean_output, batch.now) for prompt in prompts]
-    if any(prompt.streamed for prompt in prompts):
+    if any(prompt.streamed for prompt in prompts):  # serve prompts in order: see the module's docstring
         values = [1.0] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda i: -values[i] if share is None else i)
     ends = list(accumulate((remainders[i] for i in order), initial=0))
@@ -137,7 +138,7 @@ def due_tokens(prompts: Sequence[RequestView], batch: DecodeBatch, others: int =
     tokens. If the budget is too small, the last prompts get none. A prompt with an infeasible deadline is
     treated as a prompt without one."""
     decoding, step_seconds = len(batch.requirements) + others, batch.step_seconds
-    whole = step_seconds(decoding + batch.max_chunk) / batch.max_chunk
+    whole = step_seconds(decoding + batch.max_chunk) / batch.max_chunk  # seconds a token in whole chunks
     idle = not others and not any(prompt.running for prompt in prompts)
     remaining, times = [uncached(prompt) for prompt in prompts], []
     for number, prompt in enumerate(prompts):

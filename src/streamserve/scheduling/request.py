@@ -8,8 +8,8 @@ from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 class RequestView(msgspec.Struct, frozen=True, gc=False):
     """One sequence at the beginning of a step. Times are seconds on the engine's clock.
 
-    * `remaining`: maximum number of tokens that this step may compute. `computed`: tokens with KV. `length`:
-      all tokens, of which the last `outputs` were generated.
+    * `remaining`: number of tokens left to compute, the upper limit of its tokens in this step. `computed`:
+      tokens with KV. `length`: all tokens, of which the last `outputs` were generated.
     * `decodes_here`: this worker generates its output tokens.
     * `cached`: its cached prefix length, as of the last lookup in the prefix index.
     * `prefill_seconds`: estimated seconds to compute the rest of a prompt that is or was a stream; otherwise
@@ -17,8 +17,8 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     * `running`: it holds blocks. `decoding`: it lacks only the KV of its last token, and is to be sampled.
     * `complete`: all of the prompt has arrived, its latest part at `last_chunk_at`. It was complete at
       `completed_at` (None: on arrival). `streamed`: it is, or was, a prompt stream.
-    * `edit_stability`: number of a prompt stream's latest edits in a row that retained the token to compute
-      next.
+    * `edit_stability`: how many of a prompt stream's latest edits, without a gap, retained the token that is
+      to be computed next.
     * `deadline`: when its first token is due; None once that is generated, or without a target.
     * `tpot`: its target for the time per output token in seconds (None: no target; inf: it can no longer meet
       its targets). From the first token on, `requirement` holds the target and the progress.

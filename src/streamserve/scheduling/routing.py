@@ -26,10 +26,11 @@ class WorkerLoad(msgspec.Struct, frozen=True):
       these requests can be in time for `timely_for` more seconds.
     * `busy`: seconds for which the first of these requests has been computed.
     * `incoming`: sequences that will decode there. `decoding`: sequences that decode there now.
-    * `blocks_live`: KV blocks that live requests hold, of `blocks_total`.
+    * `blocks_live`: KV blocks that live requests hold, of `blocks_total`. `hit_rate`: share of all prompt
+      tokens so far that were in the prefix cache.
     * `silence`: seconds since the last report.
     * `costs`: costs of its steps; None if unknown.
-    * `speedup`: present factor of its tokens a second over plain decoding.
+    * `speedup`: its present tokens a second divided by the tokens a second of plain decoding.
     """
 
     worker: str
@@ -82,6 +83,7 @@ class RouteCandidate(msgspec.Struct, frozen=True):
 
     @property
     def silence(self) -> float:
+        """Seconds since the last report of the worker that has been silent for longer."""
         return max(self.prefill.silence, self.decode.silence)
 
 

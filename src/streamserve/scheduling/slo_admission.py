@@ -33,8 +33,8 @@ def has_begun(view: RequestView) -> bool:
 
 
 def aging_in(prompts: Sequence[RequestView], now: float) -> int | None:
-    """Return the index of the first of `prompts` to be aged in, None if there is none: it has waited longer
-    than GRACE, and has no deadline that it can still meet."""
+    """Return the index of the first of `prompts` that is admitted because of its age: it has waited longer
+    than GRACE, and has no deadline that it can still meet. None if there is none."""
     for i, prompt in enumerate(prompts):
         timely = prompt.deadline is not None and now <= prompt.deadline
         if not timely and now - prompt.arrival > GRACE:

@@ -18,8 +18,8 @@ NEW_KEY = "create one with `streamserve keys new FILE`"
 
 @dataclass(frozen=True)
 class JoinSettings:
-    """How `streamserve worker` joins a head. Equals AgentConfig of extras/cluster/agent.py, without an import
-    of an optional part."""
+    """How `streamserve worker` joins a head. The fields are described in AgentConfig
+    (extras/cluster/agent.py), which is made from this: the core cannot import it."""
 
     head: Endpoint
     head_key: bytes
@@ -30,7 +30,8 @@ class JoinSettings:
 
 
 def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
-    """Check the settings of machines that join. Raises SettingsError if they contradict each other."""
+    """Check the settings of a server whose workers run on other machines. Raises SettingsError if they are
+    invalid, contradict each other, or need a package that is not installed."""
     if server.launcher == "local":
         return
     try:
@@ -67,7 +68,7 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
 
 
 def check_visible_keys(server: ServerConfig, flags: Collection[str]) -> None:
-    """Check that no key is among the `flags` of a command line that others can read. Raises SettingsError."""
+    """Raise SettingsError if a key is among the `flags` and Ray shows the command line."""
     for name in flags:
         if name in SECRETS and server.launcher == "ray":
             raise SettingsError(
@@ -112,6 +113,9 @@ def resolve_join(
     keep: float = 0.0,
 ) -> JoinSettings:
     """Resolve the settings of `streamserve worker`.
+
+    `join` is the head's address, `key` the path of this machine's key file, and `name` the machine's name (by
+    default its host name). `address`, `slots`, `model` and `keep` are fields of Machine and AgentConfig.
 
     Raises SettingsError for invalid settings, CheckpointError if the model is not found.
     """

@@ -1,7 +1,8 @@
-"""Which settings have an effect in which use: all of them in a server, others only without connections.
+"""Which settings have an effect in which use: in a server all of them, in every other use only some.
 
-`streamserve generate`, `streamserve chat` and `LLM` have prompts and sampling parameters, `streamserve batch`
-has requests in the API's format, and `streamserve profile` loads a model and measures it.
+Only a server has connections. `streamserve batch` has requests in the API's format. `streamserve generate`,
+`streamserve chat` and `LLM` have prompts and sampling parameters. `streamserve profile` loads a model and
+measures it.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from streamserve.settings.options import Option, SettingsError, options
 from streamserve.settings.server_config import ServerConfig
 
 Use = Literal["serve", "batch", "llm", "profile"]
-"""The use of settings. `llm`: the library, and the commands that are built on it."""
+"""What reads the settings: the command `streamserve serve`, `batch` or `profile`; or with `llm` the class
+`LLM`, and the commands that are built on it (`generate` and `chat`)."""
 
 _CONNECTIONS = frozenset(
     {
@@ -66,8 +68,8 @@ def acting(use: Use) -> frozenset[str]:
 
 
 def defaults_in(use: Use) -> Mapping[str, Any]:
-    """Return the defaults that differ in a use. Where the output is text for a person or a program, messages
-    that are no warnings would interrupt it."""
+    """Return the defaults that differ in a use. Where the output is text for a person or a program, log
+    messages below warnings would interrupt it."""
     return {"log_level": "warning"} if use in ("llm", "batch") else {}
 
 
@@ -83,7 +85,7 @@ def other_options(use: Use) -> list[Option]:
 
 def refuse_idle(flags: Mapping[str, Any], use: Use) -> None:
     """Raise SettingsError for a flag or argument without effect in this use. The message names the uses in
-    which it has one."""
+    which it has an effect."""
     for name in flags:
         if name not in acting(use) | {"model"}:
             raise SettingsError(f"{name}: it has no effect in {_PLACES[use]}: {_where(name)}")
@@ -99,8 +101,8 @@ class Split:
 
 
 def split(values: Mapping[str, Any], use: Use) -> Split:
-    """Divide values by whether they have an effect in this use. A file and the environment may also be meant
-    for a server."""
+    """Divide values by whether they have an effect in this use. Settings without effect are not refused: a
+    server may share the file and the environment."""
     names = acting(use) | {"model"}
     defaults = {option.name: option.default for option in options()}
     others = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()

@@ -1,5 +1,5 @@
-"""Settings of `streamserve draft` from its flags: the fields of DraftingConfig, and some settings of a
-model."""
+"""Settings of `streamserve draft` from its flags: the fields of DraftingConfig, and the settings of a model
+in MODEL_OPTIONS."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

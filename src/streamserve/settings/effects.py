@@ -21,7 +21,7 @@ from streamserve.settings.options import SettingsError
 from streamserve.settings.server_config import ServerConfig
 
 NOTHING = ("none", "off")
-"""Values that ask for nothing, so that their conditions always hold."""
+"""Values that switch a feature off. They are allowed whether or not the setting's condition holds."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,12 @@ class Configured:
 
 @dataclass(frozen=True)
 class Need:
-    """`settings` have an effect only under a condition: `needed` in words, `met` as code. `because` is the
-    reason of the refusal otherwise. The rule applies only to `values`; by default, to all values that ask for
-    something."""
+    """The condition under which `settings` have an effect.
+
+    * `needed`: the condition in words, for the documentation. `met`: the condition as code.
+    * `because`: the reason given when a setting is refused, as a format string of `model` and `server`.
+    * `values`: values to which the condition applies; if empty, all except the default and `NOTHING`.
+    """
 
     settings: tuple[str, ...]
     needed: str
@@ -286,12 +289,12 @@ NEEDS = (
         "it has no effect without ssl_certfile",
     ),
 )  # fmt: skip
-"""A refusal names the first condition of a setting that does not hold."""
+"""All conditions, in the order in which they are checked: a refusal gives the first that does not hold."""
 
 
 def check_effect(configured: Configured) -> None:
-    """Raise SettingsError for a setting that would have no effect with the others. The message says what it
-    needs."""
+    """Raise SettingsError for a setting that would have no effect together with the other settings. The
+    message says why, and what to change."""
     for need in NEEDS:
         for name in need.unmet(configured):
             because = need.because.format(model=configured.model, server=configured.server)

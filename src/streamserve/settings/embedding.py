@@ -1,9 +1,9 @@
-"""Reads whether and how a checkpoint embeds: from the files of sentence-transformers, or an entry of a GGUF
-file.
+"""Read whether a checkpoint is an embedding model, and how it pools: from the files of sentence-transformers,
+or from the entry `pooling_type` of a GGUF file.
 
-modules.json                 Transformer, Pooling, and optionally Normalize
+modules.json                 the steps: Transformer, Pooling, and optionally Normalize
 1_Pooling/config.json        which hidden states become the embedding
-sentence_bert_config.json    the longest text
+sentence_bert_config.json    the maximum number of tokens of a text
 config.json                  matryoshka_dimensions; an architecture without an output head (Qwen3Model)
 """
 
@@ -21,12 +21,13 @@ MAX_BYTES = 64 << 20
 MODULES = "modules.json"
 POOLINGS: dict[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 GGUF_POOLINGS: dict[int, Literal["last", "mean"]] = {1: "mean", 3: "last"}
-"""Pooling by the entry `pooling_type`. Not supported: 0 (none), 2 (the first token), 4 (a reranker's
-head)."""
+"""Pooling by the entry `pooling_type`. 0 (none) counts as a missing entry. Not supported: 2 (the first
+token), 4 (a reranker's head)."""
 
 
 def detect_task(path: Path) -> Task:
-    """Return the task of the checkpoint at `path`. Raises CheckpointError if its files cannot be read."""
+    """Return the task of the checkpoint at `path`: "embed" or "generate". Raises CheckpointError if its files
+    cannot be read."""
     file = gguf_file(path)
     if file is not None:
         return "embed" if _gguf_pooling(file) else "generate"

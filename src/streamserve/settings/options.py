@@ -1,5 +1,5 @@
-"""Options from the declared fields of structs, and structs from given values. Cheap to import: every run of
-the command line needs the options."""
+"""Derive options from the declared fields of structs, and convert given values to these structs. This module
+imports little, because every run of the command line needs the options."""
 
 import math
 import re
@@ -50,8 +50,8 @@ class Settings:
 
 
 def options(*structs: type[msgspec.Struct]) -> list[Option]:
-    """Return every setting of `structs` except the model's name. By default, they are the settings of a
-    server."""
+    """Return every setting of `structs` except the model's path. By default, `structs` are ModelConfig and
+    ServerConfig: the settings of a server."""
     return [option for struct in structs or (ModelConfig, ServerConfig) for option in _options_of(struct)]
 
 
@@ -125,7 +125,7 @@ def duration_in_seconds(text: str) -> float:
 
 
 MAX_NUMBER = 2**63 - 1
-"""Largest number in messages to workers, which have 64 bits for it."""
+"""Largest absolute value of a number: messages to workers have 64 bits for it."""
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Settings from flags, environment (STREAMSERVE_*) and a TOML file, in this order of precedence.
 
-All use the flat names of the fields in protocol/config.py. `model` is the name of the model itself.
+All three use the names of the fields of ModelConfig and ServerConfig, and `model` for the name of the model.
 """
 
 import json
@@ -88,7 +88,7 @@ def gather(
     """Return the given settings from the sources of `resolve`.
 
     Raises SettingsError for unknown names, and for overrides without effect in `use`; CheckpointError for an
-    invalid bound of the processor's instructions.
+    invalid STREAMSERVE_KERNEL_PATH.
     """
     environ = os.environ if environ is None else environ
     kernel_bound(environ)
@@ -151,7 +151,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
 def _draft(config: ModelConfig, target: Path) -> str:
     """Return the drafter as given, or the folder of a draft model; "none" if `auto` finds none."""
     draft = config.draft
-    # A divided model has no draft model: see execution/backends/cuda/load.py.
+    # Tensor parallelism does not support draft models: see execution/backends/cuda/load.py.
     divided = config.tensor_parallel_size > 1
     if draft == "auto" and (config.task != "generate" or config.speculation_policy == "off" or divided):
         return "none"
@@ -347,7 +347,8 @@ def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str])
 
 
 _WITH_TENANTS = ("api_key",)
-"""Keys that may have tenants. In a file, a tenant may follow any key; elsewhere, only a digest."""
+"""Keys that may have tenants. In a file, a tenant's name may follow any key; in a flag or a variable, it may
+only follow a digest."""
 
 
 def _entry(secret: str, text: str) -> str:

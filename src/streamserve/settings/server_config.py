@@ -163,8 +163,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     special_tokens_in_messages: Annotated[
         bool,
         about(
-            "texts of special tokens in messages, tools, and texts to rank are encoded as special tokens, "
-            "instead of as ordinary text"
+            "encode the texts of special tokens in messages, tools and texts to rank as special tokens; by "
+            "default they are ordinary text"
         ),
     ] = False
     max_grammar_bytes: Annotated[
@@ -203,11 +203,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     admin_key: Annotated[
         tuple[str, ...],
-        about("key for the /admin routes, as for --api-key; without one these routes are disabled"),
+        about(
+            "key for the admin routes, which include loading adapters; in the forms of --api-key. "
+            "Without an admin key, these routes are closed"
+        ),
     ] = ()
     admin_key_file: Annotated[str | None, about("file with admin keys, one per line")] = None
     metrics_key: Annotated[
-        tuple[str, ...], about("key for /metrics alone, as for --api-key; API keys are valid there too")
+        tuple[str, ...], about("key for /metrics alone, in the forms of --api-key; API keys open it, too")
     ] = ()
     metrics_key_file: Annotated[str | None, about("file with metrics keys, one per line")] = None
     share_prefixes: Annotated[
@@ -272,26 +275,30 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen: Annotated[
         str,
         about(
-            "with --launcher join: address tcp://HOST:PORT at which machines join; by default only "
-            "processes of this machine can join"
+            "with --launcher join or ray: address tcp://HOST:PORT at which machines join; by default only "
+            "processes of this machine can join; with ray, the default is the address that Ray has for this "
+            "machine"
         ),
     ] = "tcp://127.0.0.1:7800"
     join_key: Annotated[
         str | None,
-        about("with --launcher join: file with this server's key (see `streamserve keys new`); required"),
+        about(
+            "file with this server's key (see `streamserve keys new`): required with --launcher join, "
+            "possible with --launcher ray"
+        ),
     ] = None
     join_clients: Annotated[
         str | None,
         about(
-            "with --launcher join: file with the public keys of the machines that may join, one per line, "
-            "each followed by a name; by default machines that have a copy of --join-key may join"
+            "with --join-key: file with the public keys of the machines that may join, one per line, each "
+            "followed by a name; by default machines that have a copy of --join-key may join"
         ),
     ] = None
     join_lease: Annotated[
         float,
         about(
-            "with --launcher join: seconds without a message from a machine after which its workers are "
-            "considered lost; a machine that cannot reach this server for this time ends its workers",
+            "with --launcher join or ray: seconds without a message from a machine after which its workers "
+            "are considered lost; a machine that cannot reach this server for this time ends its workers",
             ge=1,
             le=600,
         ),

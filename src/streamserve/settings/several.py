@@ -38,15 +38,15 @@ _NAMED = re.compile(r"(?P<names>[\w.:/@-]+(?:,[\w.:/@-]+)*)=(?P<model>.+)")
 
 @dataclass(frozen=True)
 class ServedModels:
-    """The models of a server; the first is the default. With `on_demand`, they are loaded for requests and
-    unloaded; otherwise there is one model, which is always loaded."""
+    """The models of a server; the first is the default. With `on_demand`, a model is loaded when a request
+    needs it, and may be unloaded later. Otherwise there is one model, which is always loaded."""
 
     models: tuple[Settings, ...]
     on_demand: bool
 
     @property
     def first(self) -> Settings:
-        """The default model. Its settings of the server apply to all models."""
+        """The default model. Settings of the whole server are read from its `server` settings."""
         return self.models[0]
 
 
@@ -64,8 +64,8 @@ def resolve_served(
     config: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ServedModels:
-    """Resolve the settings of a server of `models`, each MODEL or NAME[,NAME…]=MODEL, and of the models with
-    a table in the file. Other settings have the sources of `resolve`.
+    """Resolve the settings of a server. It serves `models`, each given as MODEL or NAME[,NAME…]=MODEL, and
+    the models that have a table in the file `config`. The other arguments are those of `resolve`.
 
     A model's table takes precedence over the settings of all models. Raises SettingsError for invalid values,
     CheckpointError if a model is not found.
@@ -164,7 +164,7 @@ def _refusal_without_table(named: _Named, common: Mapping[str, Any], shared: boo
     except SettingsError as error:
         return str(error)
     except CheckpointError:
-        pass  # of a draft model: the table gives another one
+        pass  # the draft model was not found: the table gives another one
     return None
 
 

@@ -1,16 +1,16 @@
 """Goodput-optimal speculation: meet latency targets first, then maximise tokens a second.
 
-Before drafting, the best shape is compared with plain decoding by expected tokens a second. With the trees
-(whose cost is then spent), requests with a target first get the nodes that keep them on target. Then the
-likeliest nodes of all requests are added, up to the number that maximises expected tokens over time. The time
-of prompt chunks in the same step is left out: it is spent in any case, and draft tokens would seem cheap in
-comparison. Measured cost curves are staircases, so every number of nodes is considered, not only up to the
-first that does not pay.
+Before drafting, `shapes` compares the best shape with plain decoding by expected tokens a second. After
+drafting, whose time is then spent, `select` first gives requests with a target the nodes that keep them on
+target. Then it adds the likeliest nodes of all requests, up to the number that maximises expected tokens over
+time. The time of prompt chunks in the same step is left out: it is spent in any case, and draft tokens would
+seem cheap in comparison. Measured cost curves are staircases, so every number of nodes is considered, not
+only up to the first that does not pay.
 
-Every node makes the step longer, which raises all requirements. So a set of requests is on target only if it
-is at the resulting step time. Where not all can be on target, requests that take the fewest nodes go first.
-Requests that cannot be on target after this step get nodes while a node brings more tokens than its time
-costs all lagging requests.
+Every node makes the step longer, which raises the requirements of all requests. So a set of requests is on
+target only if each meets its requirement at the resulting step time. Where not all can be on target, requests
+that take the fewest nodes go first. A request that cannot be on target after this step gets further nodes
+while a node brings it more tokens than the node's time costs all requests below target.
 """
 
 from bisect import bisect_left
@@ -35,11 +35,11 @@ CATCH_UP_STEPS = 8
 MAX_SELECTED = 16
 """Maximum number of nodes, the root included, that a request gets for its target."""
 SLACK = 1.0
-"""Slack in tokens: a request on target may fall this far below it if other requests gain more by that."""
+"""Tokens by which a request on target may fall below it in a step, if other requests gain more by that."""
 WIDTHS = (1, 2, 3, 4)
 """Widths of the trees that are compared."""
 INTERVAL = 16
-"""Width of the intervals of node counts in `_best_count`."""
+"""Number of node counts in each interval that `_best_count` bounds as a whole."""
 MAX_LEVELS = 16
 """Maximum depth of the shape common to all requests."""
 TARGET_LEVELS = 8
@@ -47,8 +47,8 @@ TARGET_LEVELS = 8
 
 
 def shapes(outlook: Outlook) -> list[TreeShape]:
-    """Return a shape for each candidate: the best common shape. If it leaves targets unmet, requests that a
-    deeper shape brings on target get that one."""
+    """Return a shape for each candidate: the best common shape. If it leaves targets unmet, the requests that
+    only a deeper shape brings on target get the deeper shape."""
     requests = outlook.candidates
     common = best_shape(
         len(requests), outlook.others, outlook.level_acceptance, outlook.step,

@@ -37,8 +37,8 @@ class SpeculationPolicy:
       The field `state` is the first one.
     * `select(drafted)` returns the nodes of each tree to verify, ascending and with the root.
     * `calibrated`: draft tokens are judged by calibrated acceptance instead of the drafter's own scores.
-    * `weighs_costs`: the policy drafts only if that pays by the learned costs. So trials keep these costs
-      current, and a draft model reads a text only if that pays too.
+    * `weighs_costs`: the policy drafts only if that is faster by the learned costs. So trials keep these
+      costs current, and a draft model catches up with a request only if that is expected to pay, too.
     * `drafts`: False if the policy never requests a draft token.
     """
 

@@ -46,8 +46,9 @@ def fit(shape: TreeShape, depth: int, nodes: int) -> TreeShape:
 
 def expected_tokens(acceptance: float, depth: int) -> float:
     """Return the expected tokens of a step for one request whose draft tree has `depth` levels: the accepted
-    tokens and the target's own one. Each level has the next token with probability `acceptance` a, so the sum
-    is (1 - a^(d+1)) / (1 - a)."""
+    draft tokens, and the token that the target adds. Each level has the next token with probability a
+    (`acceptance`), so the sum over d levels is (1 - a^(d+1)) / (1 - a) (Leviathan et al. 2023, equation
+    1)."""
     return depth + 1.0 if acceptance >= 1.0 else (1.0 - acceptance ** (depth + 1)) / (1.0 - acceptance)
 
 

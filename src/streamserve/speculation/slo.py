@@ -18,7 +18,8 @@ class LatencyRequirement:
 
     def tokens(self, step: float) -> float:
         """Return the tokens that a step of `step` seconds must yield so that the request is on target after
-        it: A = (l + t) / tpot - o (AdaServe, equation 2). -inf without a target."""
+        it: A = (l + t) / tpot - o, with l = `decode_seconds`, t = `step` and o = `decoded` (AdaServe,
+        equation 2). -inf without a target."""
         return -inf if self.tpot is None else (self.decode_seconds + step) / self.tpot - self.decoded
 
     def slack(self, tokens: float) -> float:

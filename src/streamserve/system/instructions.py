@@ -36,6 +36,7 @@ def kernel_bound(environ: Mapping[str, str] | None = None) -> KernelPath:
 
 
 def pytorch_bounds(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that bound PyTorch in the same way. PyTorch reads them when it first computes."""
+    """Return the environment variables that bound PyTorch's instructions likewise; none without a bound.
+    PyTorch reads them when it first computes."""
     limits = _PYTORCH.get(kernel_bound(environ), ())
     return dict(zip(_PYTORCH_VARIABLES, limits, strict=False))

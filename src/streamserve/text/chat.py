@@ -24,7 +24,7 @@ _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt"
 
 
 _TOOLS_OF_MESSAGE = re.compile(r"""\bmessage(\.tools\b|\[['"]tools['"]\])""")
-"""Found in templates that render the tools in the system message (Phi-4-mini)."""
+"""Matches templates that read the tools from a field of the system message (Phi-4-mini)."""
 
 
 class _GenerationBlock(Extension):
@@ -76,9 +76,10 @@ class ChatTemplate:
         """Return the prompt for `messages` and `tools`. `variables` are further inputs of the template.
 
         `add_generation_prompt` opens the reply; `continue_final_message` leaves the last message open
-        instead. A message's content is a string, or a list of text parts. The template gets parts if it
-        writes them, else their concatenation; a template that writes nothing but parts gets strings as parts.
-        Raises RequestError for messages that this template, or every template, cannot render.
+        instead. A message's content is a string, or a list of text parts. A list is passed to the template
+        if the template renders lists, otherwise as one string. A string is passed as a list of one part if
+        the template renders only lists. Raises RequestError for invalid messages, and for messages that the
+        template refuses.
         """
         _check_request(messages, add_generation_prompt, continue_final_message, variables or {})
         chat = [self._as_read(message, index) for index, message in enumerate(messages)]
@@ -107,7 +108,7 @@ class ChatTemplate:
         return prompt if final is None else _truncate_at_mark(prompt, final)
 
     def _as_read(self, message: Message, index: int) -> dict[str, Any]:
-        """Return a message with its content in a form that the template writes."""
+        """Return a message with its content in a form that the template renders."""
         plain = plain_message(message, index)
         content = plain.get("content")
         if not content:
@@ -121,8 +122,8 @@ class ChatTemplate:
         return plain
 
     def _content_forms(self, role: str) -> "ContentForms":
-        """Return which forms of content the template writes in messages of `role`. It is tried, as templates
-        process contents in macros and filters, too."""
+        """Return which forms of content the template renders in messages of `role`. Trial messages show it:
+        the template's source does not, because contents may pass through macros and filters."""
         if role not in _BEFORE:
             return ContentForms(strings=True, parts=False)
         if role not in self._forms:
@@ -148,7 +149,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class ContentForms:
-    """The forms of content that a template writes for a role: strings, or lists of parts."""
+    """The forms of content that a template renders for a role: strings, or lists of parts."""
 
     strings: bool
     parts: bool
@@ -164,7 +165,7 @@ _BEFORE: dict[str, list[Message]] = {
     "assistant": [_USER],
     "tool": [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}],
 }
-"""The messages before the tried one, by its role."""
+"""The messages that must come before a trial message, by its role."""
 _TRIED = {"tool": {"name": "f", "tool_call_id": "call00000"}}
 
 

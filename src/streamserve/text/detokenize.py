@@ -19,7 +19,7 @@ class Detokenizer(Protocol):
     """Converts one choice's tokens to text. The work per token is constant, however long the text."""
 
     def feed(self, token: int) -> str:
-        """Return the text that this token makes final."""
+        """Return the text that is final now that this token is known."""
 
     def flush(self) -> str:
         """Return the remaining text at the end. Incomplete characters become U+FFFD."""
@@ -29,10 +29,10 @@ def detokenizer(
     tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
 ) -> Detokenizer:
     """Return the detokenizer for `tokenizer`: feeding all `ids` and flushing gives `tokenizer.decode(ids)`.
+    There is one exception: a decoder that combines byte-level decoding with further steps may decode invalid
+    UTF-8 in pieces differently than as a whole.
 
-    If the tokens continue the text of a `prompt`, a space at their start is part of their text. There is one
-    exception. A decoder that combines byte-level decoding with further steps may decode invalid UTF-8 in
-    pieces differently than as a whole.
+    If the tokens continue the text of a `prompt`, a space at their start is part of their text.
     """
     if tokenizer.byte_level:
         return _ByteLevel(tokenizer, skip_special_tokens)
@@ -40,9 +40,10 @@ def detokenizer(
 
 
 def _context(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
-    """Return a token of the text that a prompt ends with; none after a special token, where a text begins.
+    """Return the last token of a prompt that has text, as context for decoding; no token if a special token
+    comes after it, because a text begins there.
 
-    It is no byte of a longer character, whose other bytes would be missing.
+    A token of a single byte of a longer character is skipped: its other bytes would be missing.
     """
     for token in islice(reversed(prompt), _MAX_SEARCHED):
         if tokenizer.is_special(token):

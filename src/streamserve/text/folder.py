@@ -89,8 +89,8 @@ def _special_tokens(path: Path, settings: dict[str, Any], defaults: dict[str, st
 
 def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Return the templates by name, from the files `chat_template.jinja` ("default") and
-    `additional_chat_templates/NAME.jinja`. Without the former, those of `tokenizer_config.json` are read,
-    too."""
+    `additional_chat_templates/NAME.jinja`. Without `chat_template.jinja`, the templates in
+    `tokenizer_config.json` are read, too."""
     files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
     named = {name: _read_text(file) for name, file in files.items()}
     default = path / "chat_template.jinja"

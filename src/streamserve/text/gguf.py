@@ -11,7 +11,7 @@ from streamserve.gguf.metadata import Metadata, shown
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of tokens."""
+"""Types of tokens in the entry tokenizer.ggml.token_type."""
 SPACE = "▁"
 MAX_PIECE = 128
 """Maximum characters of a token in a SentencePiece vocabulary; usually they have up to 16."""
@@ -65,7 +65,7 @@ SPLITTINGS = {
     "tekken": Splitting(TEKKEN, whole=True, bos=True),  # Mistral Nemo and later
     "gpt-4o": Splitting(GPT4O),  # Phi-4-mini
 }
-"""By the entry tokenizer.ggml.pre."""
+"""The splitting for each supported value of the entry tokenizer.ggml.pre."""
 
 
 @dataclass(frozen=True)

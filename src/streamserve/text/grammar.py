@@ -28,9 +28,10 @@ WAIT_FACTOR = 10
 """A request waits this many times the time limit for the compilations before it."""
 
 _MAX_CONVERSION = 4 << 20
+"""Maximum number of rules times characters of a grammar in GBNF: its conversion takes about a second."""
 
 _LARK = re.compile(r"(?m)^[ \t]*(?:%llguidance\b|start[ \t]*:)")
-"""Found only in grammars in Lark: the name of their first rule."""
+"""Matches grammars in Lark, and no grammar in GBNF: the rule `start`, or a directive of llguidance."""
 
 _BLANKS = re.compile(
     r'(\\.|"(?:\\.?|[^"\\])*(?:"|\Z)|\[(?:\\.?|[^\]\\])*(?:\]|\Z))|(?:#[^\r\n]*|[ \t\r\n])+', re.DOTALL
@@ -101,8 +102,8 @@ def as_lark(text: str) -> str:
     """Convert a grammar in Lark or llama.cpp's GBNF (`root ::= …`) to Lark.
 
     The library's conversion takes quadratic time in blank lines and comments, so these are removed first. It
-    also takes up to one pass over the text for each rule, so the product of rules and characters is limited,
-    to about a second. Raises ValueError if the text is neither kind of grammar, or too large to convert.
+    also takes up to one pass over the text for each rule, so the product of rules and characters is limited.
+    Raises ValueError if the text is neither kind of grammar, or too large to convert.
     """
     if len(text) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"has {len(text)} characters; at most {MAX_GRAMMAR_BYTES} bytes are allowed")

@@ -49,15 +49,17 @@ _MAX_HEADER = 512
 
 
 class HarmonyParser:
-    """Parses one reply. `tools` are the functions that may be called. If not `parallel`, only one call is
-    returned."""
+    """Parses one reply. `tools` are the functions that may be called. If not `parallel`, only the first call
+    is returned."""
 
     def __init__(self, tools: Mapping[str, Any], parallel: bool = True) -> None:
         self._tools = tools
         self._parallel = parallel
         self._calls = 0
         self._held = ""
-        self._kind = ""  # of the present message: reasoning, content or call; empty while its header is read
+        # Of the present message: reasoning, content, call, or rest (text after a call's arguments). Empty
+        # while its header is read.
+        self._kind = ""
         self._begun = False
         self._arguments = LiteralReader()
         self._emitted = 0
@@ -66,7 +68,7 @@ class HarmonyParser:
 
     def read(self, text: str, final: bool, cut: bool = False) -> MessagePart:
         """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
-        the arguments of a last call, unless the reply was `cut`."""
+        the arguments of a last call, unless the reply was `cut` short."""
         self._held += text
         part = MessagePart()
         going = True
@@ -165,7 +167,7 @@ class HarmonyParser:
         return True
 
     def _emit_arguments(self, part: MessagePart) -> None:
-        """Emit the new part of the arguments. Those of null are empty."""
+        """Emit the new part of the arguments. Arguments that are null become an empty object."""
         written = self._arguments.output
         written = "{}" if self._arguments.done and written == "null" else written
         if len(written) > self._emitted and self._counts:

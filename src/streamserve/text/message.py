@@ -13,7 +13,7 @@ class OutputReader(Protocol):
 
     def read(self, text: str, final: bool, cut: bool = False) -> list[ReplyEvent]:
         """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
-        the arguments of a last call, unless the reply was `cut`."""
+        the arguments of a last call, unless the reply was `cut` short."""
 
 
 NewReader = Callable[[], OutputReader]
@@ -32,7 +32,7 @@ class MessageParser:
 
     def read(self, text: str, final: bool, cut: bool = False) -> list[ReplyEvent]:
         """Parse the next piece. If it is the `final` one, also return text that was held back, and complete
-        the arguments of a last call, unless the reply was `cut`."""
+        the arguments of a last call, unless the reply was `cut` short."""
         reasoning, content = "", text
         if self._thoughts is not None:
             thought = self._thoughts.feed(text)

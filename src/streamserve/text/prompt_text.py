@@ -1,9 +1,9 @@
 """A prompt's text in which texts of special tokens that clients wrote stay ordinary text.
 
-A template joins its marks with the texts of messages, so `<|im_end|>` in a message looks like the
-template's. Therefore each text of a special token in a message is replaced by a placeholder before the
-template is rendered. In the prompt, placeholders are replaced by their texts again, whose positions are then
-known.
+A template joins its marks with the texts of messages, so `<|im_end|>` in a message looks like a mark of the
+template. Therefore each text of a special token in a message is replaced by a placeholder before the template
+is rendered. Afterwards the placeholders in the prompt are replaced by the texts again, so that the positions
+of these texts are known.
 """
 
 import re
@@ -27,10 +27,10 @@ class PromptText:
     literal: tuple[Span, ...] = ()
 
     def parts(self, find: FindSpans) -> Iterator[tuple[str, bool]]:
-        """Yield the text in parts, each with whether it is ordinary.
+        """Yield the text in parts, each with whether it is ordinary: encoded without special tokens.
 
-        The text from a literal part to the next special token is ordinary, too: a tokenizer may put a space
-        before a text that it encodes alone, and there it must not.
+        Literal parts are ordinary. So is the text from a literal part to the next special token: a tokenizer
+        may put a space before a text that it encodes alone, and here it must not.
         """
         specials = [start for start, _ in find(self.text)]
         position = 0

@@ -1,4 +1,5 @@
-"""Renders a conversation so that the prompt has the text of every message, and no control token of a client.
+"""Renders a conversation so that the prompt has the text of every message, and no control token that a client
+wrote.
 
 A chat template does not support every conversation that clients send: it may refuse a system message after
 the first message, or leave out messages of the role developer. Such conversations are arranged in a form that
@@ -144,9 +145,11 @@ def _missing(prompt: str, messages: Sequence[Any]) -> list[int]:
 
 
 class _Search:
-    """Finds texts in a prompt, from the position of the one found before, as most texts are in order.
+    """Finds texts in a prompt. Each search starts after the text found before, because most texts are in
+    order.
 
-    Templates strip texts, and write some as JSON. After reading too much in vain, every text counts as found.
+    Templates strip texts, and write some as JSON: a text also counts as found in these forms. After searching
+    `MAX_TOTAL` characters in vain, every text counts as found, so that the time is bounded.
     """
 
     def __init__(self, prompt: str) -> None:

@@ -49,7 +49,7 @@ class CallEnd:
 
 ReplyEvent = TextDelta | ReasoningDelta | CallBegin | CallArguments | CallEnd
 PIECES = (TextDelta, ReasoningDelta, CallArguments)
-"""The events with a text, of which adjacent ones can be merged."""
+"""The events with a text. Adjacent events of the same type can be merged."""
 
 
 class MergedEvents:

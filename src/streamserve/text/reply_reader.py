@@ -34,11 +34,11 @@ class ReplyReader:
         return self._scan(text, self._reader.read(text, False))
 
     def cut(self) -> None:
-        """Note that the model did not end the reply: the parser does not complete a call at its end."""
+        """Record that the reply was cut short: a call that is incomplete at its end stays incomplete."""
         self._cut = True
 
     def finish(self) -> Scan:
-        """Return what was held back. Call this at the end of the reply."""
+        """Return the text and events that were held back. Call this at the end of the reply."""
         return self._scan("", self._reader.read("", True, self._cut), final=True)
 
     def _scan(self, text: str, events: list[ReplyEvent], final: bool = False) -> Scan:

@@ -53,7 +53,8 @@ class SpecialTexts:
         ]
 
     def _by_character(self, text: str) -> list[int]:
-        """Encode single characters: the vocabulary of the model has the whole text as a token."""
+        """Encode a text character by character. Used for the text of a control token that the model's
+        vocabulary also has as a token: encoded as a whole, it would become this token."""
         ids = [
             token
             for encoding in self._ordinary.encode_batch_fast(list(text))
@@ -66,8 +67,8 @@ class SpecialTexts:
 
     @cached_property
     def _depends_on_pipeline(self) -> bool:
-        """Whether special tokens are found in other texts, too: in text that a normalizer or the model
-        converts to theirs."""
+        """Whether `encode` may find a special token where its text does not occur: a normalizer or the model
+        may convert other text to it."""
         if isinstance(self._backend.model, models.Unigram):
             return True
         kinds = {part["type"] for part in _parts(self._backend.normalizer, "normalizers")}

@@ -22,7 +22,7 @@ MAX_ITERATIONS = 1 << 22
 """Limit of the iterations of all loops in one rendering: about a second of computing. A loop over 2,000
 messages within another loop over them reaches it."""
 CALL, VALUE = 16, 4
-"""The iterations that a macro call and a value in JSON count as, by the time that they take."""
+"""Number of iterations that a macro call, and a value written as JSON, count as: they take as long."""
 MAX_CHARACTERS = 1 << 27
 """Limit of the length of one text or list. All texts and lists of one rendering together may have the length
 `MAX_TOTAL`: a loop that adds to a text makes a new text in each iteration."""

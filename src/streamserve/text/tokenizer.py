@@ -26,9 +26,9 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Tokenizer:
     """A checkpoint's tokenizer. `encode` adds the special tokens that `tokenizer.json` defines.
 
-    `special_tokens` maps names ("bos_token", "eos_token", …) to texts. `chat_template` is Jinja source, and
-    `tool_template` for conversations with tools, if it differs; without them, `renderer` renders
-    conversations, if there is one. Thread-safe.
+    `special_tokens` maps names ("bos_token", "eos_token", …) to texts. `chat_template` is the Jinja source of
+    the chat template, and `tool_template` the source for conversations with tools, if it differs. A tokenizer
+    without a chat template may have a `renderer` instead. Thread-safe.
     """
 
     def __init__(

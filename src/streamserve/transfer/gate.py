@@ -29,8 +29,8 @@ class BlockGate:
             self._open.pop(reservation, None)
 
     def write(self, reservation: str, blocks: Iterable[int], copy: Callable[[], None]) -> str:
-        """Call `copy` if these blocks may be written, and return an empty text; otherwise return the
-        reason."""
+        """Call `copy` and return an empty text if these blocks may be written; otherwise return the reason
+        why not."""
         with self._lock:
             own = self._open.get(reservation)
             if own is None or not own.issuperset(blocks):

@@ -60,8 +60,8 @@ class Pools:
         return sum(row.shape[1] for row in self.rows)
 
     def before_step(self) -> int:
-        """Return the number of layers written before the next step. For blocks that this step fills, `ready`
-        needs it as `since`."""
+        """Return the number of layers written so far. For blocks that the next step fills, `ready` needs this
+        number as `since`."""
         return int(self._written[0])
 
     def ready(self, since: int | None) -> int:

@@ -186,10 +186,11 @@ def in_folder(folder: bytes) -> bool:
 
 
 def place(descriptors: list[int], numbers: tuple[int, ...]) -> int:
-    """Give the received descriptors their numbers; return the pidfd of the requesting process.
+    """Give the received descriptors the numbers that the program expects; return the pidfd of the requesting
+    process.
 
-    Numbers 0 to 2 are the standard streams. The program inherits the further `numbers` like a started
-    program.
+    The first three get the numbers of the standard streams, 0 to 2. The ones after the pidfd get `numbers`,
+    the numbers that a program started without forking would inherit.
     """
     wanted, spare = {0, 1, 2, *numbers}, []
     moved: list[int] = []

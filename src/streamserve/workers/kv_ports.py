@@ -50,7 +50,7 @@ class KVPorts:
         return None if isinstance(self.memory, SharedMemory) else self.memory.gate
 
     def open(self, config: WorkerConfig, sends: bool) -> None:
-        """Prepare to receive KV if there is memory for it, and to send it with `sends`. Raises
+        """Prepare to receive KV if there is memory for it, and with `sends` to send KV. Raises
         TransferError."""
         memory = self.memory
         if sends:

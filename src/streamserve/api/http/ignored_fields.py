@@ -54,7 +54,8 @@ class OtherFields:
     strict: bool = False
 
     def hint(self, name: str) -> str:
-        """Return which field to use instead, as a part of a message."""
+        """Return the part of an error message that says what to use in place of the field `name`; an empty
+        text if there is nothing."""
         return f" (use {self.instead[name]})" if name in self.instead else ""
 
 
@@ -91,8 +92,8 @@ class IgnoredFields:
         self._without_effect[name] = hint
 
     def limit(self, name: str, value: int, reason: str) -> None:
-        """Add a field that is obeyed with the smaller `value`. `reason` says what it is. Raises RequestError
-        if fields are strict."""
+        """Add a field that is obeyed with the smaller `value`. `reason` says where this value comes from.
+        Raises RequestError if fields are strict."""
         if self.strict:
             raise RequestError(f"{name} must be at most {value}, {reason}: lower it", field=field_of(name))
         self._limited[name] = min(value, self._limited.get(name, value))

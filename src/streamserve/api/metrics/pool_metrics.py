@@ -41,8 +41,8 @@ _GAUGES: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
     ),
 }
 _COUNTERS: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
-    "model_loads": ("Times the model was loaded.", lambda model: model.loads),
-    "model_unloads": ("Times the model was unloaded.", lambda model: model.unloads),
+    "model_loads": ("Number of times that the model was loaded.", lambda model: model.loads),
+    "model_unloads": ("Number of times that the model was unloaded.", lambda model: model.unloads),
 }
 
 

@@ -151,7 +151,7 @@ class WorkerMetrics(Collector):
             "spec_decode_tree_nodes", "Verified draft tokens per tree.", report.trees_by_nodes, _NODES
         )
         yield self._histogram(
-            "spec_decode_tree_depth", "Depth of a verified tree.", report.trees_by_depth, _DEPTHS
+            "spec_decode_tree_depth", "Depth of each verified draft tree.", report.trees_by_depth, _DEPTHS
         )
         yield self._counter(
             "spec_decode_drafted_tokens", "Draft tokens proposed, verified or not.", report.drafted
@@ -203,7 +203,7 @@ class WorkerMetrics(Collector):
         yield rejected
         yield self._counter(
             "draft_service_probations",
-            "Times a draft service was suspended because of invalid replies.",
+            "Number of times that a draft service was suspended because of invalid replies.",
             report.probations,
         )
 

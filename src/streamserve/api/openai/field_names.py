@@ -9,8 +9,8 @@ from streamserve.protocol.field_errors import field_of
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """Translate the field names in an error about a chat request.
 
-    `names` maps field names of a chat to names of the route, which may be paths. It also maps other parts of
-    messages.
+    `names` maps field names of a chat to names of the route, which may be paths. The field at fault is
+    renamed in `error.field` and in the message. Names with a dot are replaced in the message of every error.
     """
     message, field = error.message, error.field
     for chat_name, name in names.items():

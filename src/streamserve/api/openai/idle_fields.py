@@ -58,7 +58,8 @@ def _known_message(message: dict[str, Any], ignored: IgnoredFields) -> dict[str,
 def known_keys(
     entry: dict[str, Any], known: Iterable[str], inside: str, ignored: IgnoredFields
 ) -> dict[str, Any]:
-    """Return an entry `inside` of a field without its unknown keys, which are added to `ignored`."""
+    """Return an entry without its unknown keys, which are added to `ignored`. `inside` is the entry's path in
+    the request, such as "messages[]."."""
     unknown = [name for name in entry if name not in known]
     for name in unknown:
         if entry[name] is not None:

@@ -1,5 +1,5 @@
-"""Keywords of JSON schemas that a grammar cannot enforce: refused where the schema must be followed, and
-otherwise left out of the grammar with a warning, as annotations."""
+"""Keywords of JSON schemas that a grammar cannot enforce. Where the schema must be followed, they are
+refused; elsewhere they count as annotations, and are left out of the grammar with a warning."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -110,9 +110,9 @@ def _unenforced(schema: dict[str, Any]) -> Iterable[str]:
 
 
 def _unenforced_counts(schema: dict[str, Any]) -> Iterable[str]:
-    """Return which limits on the number of properties no grammar enforces: it can require properties, and
-    count others only if all that have a name are required. It does not know which names it has used, so that
-    of several other properties two may have the same name."""
+    """Return which limits on the number of properties no grammar enforces. A grammar can require properties.
+    It can count further properties only if all named properties are required. It does not know which names
+    were used, so two further properties may have the same name: it can require only one of them."""
     required, properties = _required(schema), _properties(schema)
     counted = properties <= required
     least = schema.get("minProperties")

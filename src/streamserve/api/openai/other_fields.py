@@ -61,6 +61,8 @@ REFUSED: Values = {
     "watermarking": (False,),
     "xtc_probability": (0,),
 }
+"""Fields that would change the result, with the values that would not: refused with any other value."""
+
 REFUSED_IN_CHATS: Values = {
     "audio": (),
     "chat_template": (),
@@ -109,7 +111,7 @@ INSTEAD = {
     "repeat_penalty": "repetition_penalty",
     "request_id": "the header X-Request-Id",
 }
-"""What to use instead of a field that is not obeyed."""
+"""What to use instead of a field that is not obeyed, for the text of errors and warnings."""
 
 
 def obeyed_elsewhere(kind: type[msgspec.Struct]) -> Values:

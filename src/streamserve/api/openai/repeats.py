@@ -1,6 +1,6 @@
-"""Requests that a client repeats with the same Idempotency-Key, maybe at a server that was started since. The
-key determines the seed, so that the answer is the same text. The answer begins with the outputs that workers
-have kept."""
+"""Requests that a client repeats with the same Idempotency-Key, possibly after the server was restarted. The
+key determines the seed, so that the answer is the same text. Output that workers have kept of an earlier
+request is sent first, without computing it again."""
 
 from collections.abc import Mapping
 from hashlib import blake2b

@@ -207,7 +207,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
     prompt: Annotated[
         str | list[str | int | list[int]],
-        about("a text, texts, token ids, or lists of them", examples=["Once upon a time"]),
+        about(
+            "a text, a list of texts, token ids, or a list of lists of token ids",
+            examples=["Once upon a time"],
+        ),
     ]
     echo: Annotated[bool, about("begin the text with the prompt")] = False
     logprobs: Annotated[

@@ -80,7 +80,7 @@ def response_schema(format: dict[str, Any], ignored: IgnoredFields) -> dict[str,
     """Return the JSON schema that a response_format requests; None for text.
 
     Unless it is strict, keywords that no grammar enforces are left out, and added to `ignored`. Raises
-    RequestError.
+    RequestError naming the field at fault.
     """
     name, kind = "response_format", format.get("type")
     if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:

@@ -95,7 +95,8 @@ def card_of(llm: Generator, name: str) -> ModelCard:
 
 
 def unloaded_card_of(llm: Generator, name: str, max_model_len: int) -> ModelCard:
-    """Return the card, under one of its names, of a model that is not loaded, or of an adapter."""
+    """Return the card of a model or adapter by one of its names, without what is only known once the model is
+    loaded."""
     adapter = llm.adapters.get(name)
     return ModelCard(
         id=name,

@@ -17,5 +17,5 @@ class StreamContext:
 
 
 def stream_context(app: AppContext) -> StreamContext:
-    """Return the context of a server, which has no prompt streams yet."""
+    """Return a new context without prompt streams, for the server's application context `app`."""
     return StreamContext(app, PromptStreams(app), IdempotencyCache())

@@ -20,8 +20,8 @@ GAUGES = {
     "depth": "Recent mean depth of draft trees (d).",
     "batch": "Recent mean number of targets in a batch (b).",
     "return_seconds": "Recent mean seconds from an answer to the target's next request (Z).",
-    "verify_seconds": "Seconds of return_seconds in which the target verifies (t_v).",
-    "communication_seconds": "Seconds of return_seconds that communication takes (t_c).",
+    "verify_seconds": "The part of return_seconds in which the target verifies (t_v).",
+    "communication_seconds": "The part of return_seconds that is spent on communication (t_c).",
     "plain_seconds": "Seconds of a target's step without draft tokens.",
     "beta": (
         "Probability that a draft token is accepted if all draft tokens before it were accepted (beta)."
@@ -33,7 +33,7 @@ GAUGES = {
     "cold_seconds": "Seconds of waiting and drafting per tree level after an idle gap, without dummy passes.",
     "warm_seconds": "Seconds of waiting and drafting per tree level after an idle gap, with dummy passes.",
     "keeping_warm": "Whether dummy passes keep the model warm (1) or not (0).",
-    "predicted_load": "Predicted share of the time spent drafting; compare with busy_seconds.",
+    "predicted_load": "Predicted share of time spent drafting; compare with the rate of busy_seconds.",
 }
 COUNTERS = {
     "batches": "Drafted batches.",

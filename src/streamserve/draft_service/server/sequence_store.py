@@ -1,6 +1,6 @@
 """The sequence store of a draft service: the tokens of each sequence, and its KV blocks.
 
-delta ── take ──▶ sequence ── request ──▶ drafter ── finish ──▶ answer
+delta ── apply ──▶ sequence ── request ──▶ drafter ── finish ──▶ answer
 
 A sequence is stored from its first delta until it is dropped. The drafter knows it by a separate id, replaced
 whenever the drafter's state of it is no longer valid.
@@ -21,7 +21,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class SequenceStore:
-    """Stores sequences of up to `longest` tokens; prompts are read in chunks of `max_read` tokens."""
+    """The sequences of all sessions, with KV blocks from `memory`. A sequence has up to `longest` tokens,
+    including the tree to draft. The drafter computes the KV of a prompt in chunks of `max_read` tokens."""
 
     def __init__(self, memory: Memory, longest: int, max_read: int) -> None:
         self.memory = memory

@@ -213,7 +213,8 @@ class DraftClient:
             self.placement.leave_closed(self.sequences.by_id, now)
 
     def usual(self) -> dict[int, float]:
-        """Return the seconds that the services of the latest `begin` usually take to answer."""
+        """Return the seconds that each service usually takes to answer, by the number of its link, for the
+        services that got requests in the latest `begin`."""
         return {number: self.links[number].times.usual for number in self.sequences.services()}
 
     def close(self, now: float) -> list[ServiceMessage]:

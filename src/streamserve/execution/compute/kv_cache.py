@@ -25,9 +25,12 @@ def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype, quanti
 
 
 class KVCache:
-    """Keys and values of all layers, written and read in `dtype`. `data` is the underlying tensor: int8 if
-    `quantized`, and in `memory` (bytes) if given. `written` counts written layers over all steps; each step
-    writes all layers in order."""
+    """Keys and values of all layers, written and read in `dtype`.
+
+    `data` [layers, blocks, 2, heads, block size, width] stores them, as int8 if `quantized`. It is a view of
+    `memory`, a tensor of bytes, if that is given. `written` counts the layers that were written in all steps;
+    each step writes all layers in order.
+    """
 
     def __init__(
         self,

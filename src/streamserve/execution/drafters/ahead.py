@@ -26,7 +26,8 @@ class ChainPart:
 
 
 def parts_of(spans: Sequence[Span], levels: Sequence[int]) -> list[ChainPart]:
-    """Return the parts of chains, one after each span, with `levels[i]` levels after the i-th one."""
+    """Return the parts of chains that are drafted together: one chain after each span, with `levels[i]`
+    levels after the i-th span."""
     parts, row = [], 0
     for number, (span, count) in enumerate(zip(spans, levels, strict=True)):
         parts.append(ChainPart(number, count, row, len(span.tokens)))

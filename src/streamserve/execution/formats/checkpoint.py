@@ -102,7 +102,7 @@ class Checkpoint:
         raise CheckpointError(f"{self._files[name][0]}: tensor {self._stored.get(name, name)} {reason}")
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the stored dtype of a checked tensor."""
+        """Return the dtype of a tensor in its file. The tensor must have passed `check`."""
         return _DTYPES[self._files[name][1].get_slice(name).get_dtype()]
 
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:

@@ -16,8 +16,9 @@ from streamserve.protocol.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint with the default settings: `weights` is their formats in words, `context` is in tokens,
-    `weight_bytes` is the weights' memory, and `kv_token_bytes` each token's memory in the KV cache."""
+    """A checkpoint with the default settings. `weights` describes the formats of the weights, `context` is in
+    tokens, `weight_bytes` is the weights' memory, and `kv_token_bytes` each token's memory in the KV
+    cache."""
 
     architecture: str
     parameters: int

@@ -224,8 +224,8 @@ def _make_drafter(
 
 
 def make_drafter(loaded: Loaded, group: int = TARGET) -> ModelDrafter:
-    """Return a drafter on the loaded model, for a draft service. `group` is the KV cache group of requests'
-    blocks that the model's cache is."""
+    """Return a drafter on the loaded model, for a draft service. `group` is the KV cache group under which
+    requests give the blocks of the model's cache."""
     pool, spec = loaded.pool, loaded.model.spec
     attention = make_attention(loaded.cache, spec, pool)
     selector = NativeDraftSelector(pool) if pool else select_draft_tokens

@@ -190,8 +190,8 @@ class Loaded:
 
 
 def open_source(config: ModelConfig, checkpoint: AnyCheckpoint, spec: ModelSpec) -> Source:
-    """Return the source of a checked checkpoint: data type, formats and drafter by the settings. Raises
-    CheckpointError, which names the flag to change."""
+    """Return a checked checkpoint together with the data type, the formats and the drafter that the settings
+    choose for it. Raises CheckpointError, which names the flag to change."""
     dtype = _compute_dtype(config, spec, checkpoint)
     try:
         format = parse_format(config.quantization)

@@ -225,7 +225,8 @@ def _place_of(module: str) -> Place | None:
 
 
 def place_of(module: str) -> Place:
-    """Return the map that computes a served module."""
+    """Return the linear map of the model that computes a module, which must be one that adapters may
+    change."""
     place = _place_of(module)
     assert place is not None
     return place

@@ -55,7 +55,7 @@ class Experts:
         return frozenset(self.layers)
 
     def has(self, layer: int) -> bool:
-        """Return whether a layer's MLP is this mixture."""
+        """Return whether the MLP of `layer` is a mixture of experts; otherwise it is dense."""
         return layer in self._sparse
 
     def share_read(self, tokens: int) -> float:

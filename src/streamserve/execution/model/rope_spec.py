@@ -77,7 +77,8 @@ def served_positions(positions: int, ropes: Sequence[RopeSpec | None]) -> int:
 
 
 def too_many_positions(factor: float, original: int) -> str:
-    """Return why a factor cannot stretch `original` positions; empty if it can."""
+    """Return why rope scaling by `factor` is refused for a model trained on `original` positions; empty if it
+    is not."""
     if factor * original <= MAX_POSITIONS:
         return ""
     return f"{factor:g} times {original} positions are more than the {MAX_POSITIONS} that are supported"

@@ -48,13 +48,14 @@ class StepWork:
 
 
 class StepFloor:
-    """A function of a plan that returns the floor of its step in seconds.
+    """Computes the floor of a step, in seconds, from its plan.
 
-    * `bandwidth` in bytes a second, `matrix_rate` in operations a second.
-    * `itemsize`: bytes of a number of weights and cache. `format`: the format of the layers' matrices, if
-      they are quantized; `head`: the format of the head.
-    * `kv_vector_bytes`: bytes of a key or value of one head; by default `itemsize` a number.
-    * `layer_parameters`: weights of all layers. `token_parameters`: weights multiplied for one token.
+    * `bandwidth` is in bytes a second, `matrix_rate` in operations a second.
+    * `itemsize`: bytes of each unquantized weight, and of each number in the KV cache. `format`: the format
+      of the layers' matrices, if they are quantized; `head`: the format of the head.
+    * `kv_vector_bytes`: bytes of a key or value of one head; by default its dimensions times `itemsize`.
+    * `layer_parameters`: number of weights of all layers. `token_parameters`: number of these weights that
+      one token is multiplied by.
     """
 
     def __init__(
@@ -101,8 +102,9 @@ class StepFloor:
         return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
 
     def work(self, spans: Sequence[Span]) -> StepWork:
-        """Return the work of a step. It reads each weight once, of experts' weights the expected share, the
-        head only if tokens are sampled, and each KV slot that any of the spans sees."""
+        """Return the work of a step with these spans. The step reads each KV slot that any of the spans sees,
+        and each weight once, with two exceptions: only the expected share of experts' weights, and the head
+        only if tokens are sampled."""
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
         query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)

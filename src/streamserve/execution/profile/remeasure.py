@@ -1,9 +1,9 @@
 """Remeasure a profile while serving, in pieces.
 
 A piece is a short step of a few query tokens without context, a copy of a few blocks, or a read of a part of
-memory, so an arriving request waits for two short steps at most. What is too long for a piece is corrected:
-longer steps by the factor of the longest measured one, steps with context by the factor of the same step
-without.
+memory, so an arriving request waits for two short steps at most. Steps that are too long for a piece are not
+measured again: their old seconds are multiplied by the ratio of new to old seconds of a measured step. For
+longer steps it is the longest measured one, for steps with context the same step without context.
 """
 
 from dataclasses import dataclass, field

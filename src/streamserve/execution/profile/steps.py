@@ -27,7 +27,7 @@ class Point:
     sequences: int
 
     def shares(self) -> list[tuple[int, int]]:
-        """Return the query tokens and the context of each sequence."""
+        """Return, for each sequence, its query tokens and its cached tokens."""
         tokens = _split_evenly(self.query_tokens, self.sequences)
         return list(zip(tokens, _split_evenly(self.context, self.sequences), strict=True))
 

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 _BUSY, _UNAVAILABLE = 429, 503
 _MAX_RETRIES = 10
-"""Maximum number of times that a request is sent again after a server, which is healthy, ended it without an
-answer."""
+"""Maximum number of retries of a request that gets status 503 although the model's workers are ready and the
+server does not drain."""
 _MAX_WAIT = 30.0
 _PIECE = 32 << 10
 """Bytes of a body that a route gets at a time: all open requests of batches may get a piece in the same

@@ -4,8 +4,9 @@ files/ID.json       a file's record; written last, so that a file without a reco
 files/ID.jsonl      its content
 batches/ID.json     a batch
 *.damaged           records that could not be read when a server started, left for the operator
-                    (the subfolders are made for the server's user alone: they hold prompts and answers)
-lock                held by the server that uses the folder
+lock                locked by the server that uses the folder
+
+The subfolders are created so that only the server's user can read them: they hold prompts and answers.
 """
 
 import fcntl

@@ -9,7 +9,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AHEAD = 4
-"""Results that may wait for an earlier result, per request that may run at once."""
+"""Maximum number of started entries, as a multiple of the entries that may run at once: complete results wait
+for earlier ones."""
 
 
 async def run_in_order(

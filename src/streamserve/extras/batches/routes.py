@@ -211,7 +211,7 @@ def _file(context: BatchContext, request: Request) -> StoredFile:
 _PURPOSE: dict[str, Any] = {
     "name": "purpose",
     "in": "query",
-    "description": "only files for this",
+    "description": "return only files with this purpose",
     "schema": {"type": "string"},
 }
 _EXAMPLE = {"input_file_id": "file-…", "endpoint": ENDPOINTS[0], "completion_window": WINDOW}

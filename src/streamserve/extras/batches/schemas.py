@@ -56,7 +56,7 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BatchError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a batch failed. An error of its input names the line, from 1."""
+    """An error that made a batch fail. `line` is the line of the input file at fault, counted from 1."""
 
     code: str
     message: str
@@ -65,7 +65,7 @@ class BatchError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a batch failed."""
+    """The errors that made a batch fail."""
 
     object: str = "list"
     data: list[BatchError]

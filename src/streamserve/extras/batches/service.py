@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 MAX_UNFINISHED = 64
 """Maximum number of batches that have not ended."""
 RETRY_SECONDS = 10.0
-"""Seconds after which a batch is resumed whose results could not be written, for example on a full disk."""
+"""Seconds until a batch is resumed after its results could not be written, for example on a full disk."""
 _MAX_ERRORS = 100
 _FILES = 3
 """Number of files that a running batch has open: its input, and two for results."""

@@ -1,4 +1,5 @@
-"""Arrival times in seconds from the start: all at once, random at a given rate, or from a trace."""
+"""Arrival times of requests in seconds from the start: all at once, random at a given rate, or from a
+trace."""
 
 import math
 from pathlib import Path

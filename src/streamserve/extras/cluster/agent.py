@@ -44,9 +44,11 @@ from streamserve.system.processors import usable_processors
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
+"""Interval at which leases are checked."""
 BEAT_SECONDS = 0.25
+"""Interval at which the head is told the workers' signs of life."""
 LOGGED = 50
-"""Of this many failed handshakes, one is logged."""
+"""Number of failed handshakes of which only the first is logged."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class AgentConfig:
 
     - `head`, `head_key`: the head's address and public key; `own`: this agent's key pair.
     - `machine`: this machine, as it is offered to the head.
-    - `model`: the model's path on this machine; None: as at the head.
+    - `model`: the model's path on this machine; None: the path on the head's machine.
     - `threads`: threads of a worker; 0: the processors are divided among the slots.
     - `host_workers`: number of workers that share the machine's memory; 0: the number of slots.
     - `keep`: seconds for which workers are kept without a head.

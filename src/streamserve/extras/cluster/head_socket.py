@@ -7,6 +7,7 @@ from streamserve.protocol.cluster import MAX_CLUSTER_BYTES
 from streamserve.protocol.curve import Endpoint, KeyPair
 
 QUEUED = 4096
+"""Maximum number of queued messages in each direction."""
 HEARTBEAT_MILLISECONDS = 500
 SILENCE_MILLISECONDS = 1500
 """Silence of the head, in milliseconds, after which a new connection is made."""

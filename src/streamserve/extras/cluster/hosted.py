@@ -31,8 +31,13 @@ class LeasedWorker(Launched, Protocol):
 
 
 class State(Enum):
-    """The state of a hosted worker: it was told to serve a head that adopts it; it serves; it was told to
-    leave its head; it has left."""
+    """The state of a hosted worker.
+
+    * JOINS: it was told to serve the head that adopts it, and has not answered yet.
+    * SERVES: it serves the present head.
+    * LEAVES: it was told to leave its head, and has not answered yet.
+    * LEFT: it has left its head.
+    """
 
     JOINS = auto()
     SERVES = auto()
@@ -49,7 +54,8 @@ class Hosted:
     - `files`: the model's files when it was started.
     - `ending`: the task that waits for its end.
     - `kept_until`: when it ends unless a head adopts it; 0: it has a head.
-    - `closed`: until when the blocks stay closed that others could write.
+    - `closed`: the time until which no request gets the KV blocks that workers of its earlier head could
+      still write.
     """
 
     process: LeasedWorker

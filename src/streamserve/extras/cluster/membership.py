@@ -1,6 +1,6 @@
 """An agent's membership in a cluster, without I/O: how it joins a head, resumes, and when its lease ends.
 
-    messages of the head, the clock ──▶ Membership ──▶ messages to send; `events`: Begun, Command, Lost
+    messages of the head, the clock ──▶ Membership ──▶ messages to send, Begun, Command, SessionLost
 
     knocking ── Challenge ──▶ registering ── Welcome ──▶ joined ── lease ends, session over ──▶ knocking
 
@@ -94,7 +94,7 @@ class Membership:
         return self.session is not None
 
     def tick(self, now: float) -> Iterator[FromAgent | SessionLost]:
-        """Yield the events that are due: a Knock, an Alive, or the end of the lease."""
+        """Yield what is due: a Knock or an Alive to send, or the end of the session with its lease."""
         if self.session is None:
             if now - self._acted >= KNOCK_SECONDS:
                 self._acted = now

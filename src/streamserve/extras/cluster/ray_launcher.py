@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 THREADS = 4
+"""Threads for calls of Ray."""
 CONNECT_SECONDS = 5.0
 AGAIN_SECONDS = 1.0
 """Seconds between the end of an actor and the start of its successor."""

@@ -1,6 +1,6 @@
 """The agents that have joined a head, without I/O: registrations, sessions and leases.
 
-    messages of peers, the clock ──▶ Registry ──▶ Reply, Joined, Body, Left
+    messages of peers, the clock ──▶ Registry ──▶ Reply, Joined, Body, AgentLeft
 
     unknown ── Knock ──▶ challenged ── Register ──▶ joined ── lease ends, misbehaves ──▶ left
                                           Resume ──▶   ▲ (from another connection, with the same key)
@@ -125,8 +125,8 @@ class Registry:
         return peer in self._by_peer
 
     def charge(self, peer: bytes, key: str, size: int, now: float) -> Iterator[Effect]:
-        """Charge a peer for a message before it is decoded. If this yields any effect, the message is
-        refused."""
+        """Charge a peer's rate limits for a message of `size` bytes before it is decoded. If this yields any
+        effect, the message is refused."""
         agent = self._by_peer.get(peer)
         if agent is None:
             bucket = self._buckets.setdefault(key, TokenBucket(JOIN_RATE, JOIN_BURST))

@@ -1,8 +1,8 @@
 """One side of a session between a head and an agent, without I/O: each packet is delivered once and in order,
 whatever a connection loses.
 
-    send ──▶ Packet 1, 2, 3 … kept until the other side has received them
-    take ◀── Packet 1, 2, 4   a gap: dropped; the next Alive shows the gap, and 3 and 4 come again
+    send   ──▶ Packet 1, 2, 3 …  each is kept until the other side has received it
+    accept ◀── Packet 1, 2, 4    after a gap, 4 is dropped; the next Alive shows the gap: 3 and 4 are resent
 
 A connection loses packets only at its end. An Alive arrives after the packets that were sent before it, so it
 shows for certain whether some of them were lost.
@@ -14,7 +14,8 @@ from streamserve.protocol.cluster import Alive, Packet
 
 MAX_KEPT_BYTES = 256 << 20
 MAX_KEPT = 1 << 17
-"""A session is broken if more unacknowledged packets, or more bytes of them, are kept."""
+"""Maximum number and bytes of packets that are kept until the other side acknowledges them: above it, the
+session ends."""
 
 
 class SessionError(Exception):

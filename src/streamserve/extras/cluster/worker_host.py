@@ -42,7 +42,8 @@ LEFT = encode(Left())
 KEPT_LEASE_SECONDS = 5.0
 """A kept worker ends if its agent has not extended its lease for this many seconds."""
 STEP_SECONDS = 60.0
-"""Seconds that an adopted worker may take to leave one head, and to serve the next: a step of the model."""
+"""Seconds that an adopted worker may take to leave one head, and again to serve the next: it may have to
+finish a step of the model first."""
 
 LaunchLeased = Callable[[WorkerConfig], Awaitable[LeasedWorker]]
 """Starts a worker. Raises OSError if that is not possible now."""
@@ -66,8 +67,8 @@ class WorkerHost:
         tasks: TaskSupervisor,
     ) -> None:
         self.leaving = False
-        """Whether workers are leaving their head. Meanwhile the agent does not join the next head, which is
-        told the kept workers."""
+        """Whether workers are leaving their head. Meanwhile the agent does not join the next head: it offers
+        that head the kept workers, which are not known yet."""
         self._machine, self._membership = machine, membership
         self._launch, self._localize, self._keep_seconds = launch, localize, keep
         self._tell, self._tasks = tell, tasks

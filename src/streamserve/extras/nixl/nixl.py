@@ -32,8 +32,10 @@ from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 logger = logging.getLogger(__name__)
 
 SUSPECT_SECONDS = 1.0
-"""Age at which a push's receiver is checked for being alive: NIXL does not always notice its death."""
+"""Age of a push, in seconds, from which its receiver is checked for being alive: NIXL does not always notice
+its death."""
 CLOSE_SECONDS = 1.0
+"""Seconds that `close` waits for pushes in progress."""
 
 
 def _blocks(base: int, widths: Sequence[int], num_blocks: int) -> npt.NDArray[np.uint64]:
@@ -85,7 +87,7 @@ class _NixlPush:
 class NixlTransport:
     """Writes blocks of `pools` into the pools at other addresses, on one machine or between `machines`.
 
-    `bytes_per_second` limits the rate, to simulate on one machine a network between two.
+    `bytes_per_second` limits the rate, to simulate a network between two machines on one machine.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class NixlMemory:
     """Memory that other processes can write through NIXL; `size` bytes once allocated.
 
     A file descriptor also refers to it, so that other processes on this machine can see whether this process
-    is alive. Between `machines` it has a `gate`.
+    is alive. With `machines`, other machines may write to it: then its `gate` tracks the open reservations.
     """
 
     def __init__(self, machines: bool = False) -> None:
@@ -155,8 +155,9 @@ class Fence:
     def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
         """Forget a reservation.
 
-        If bytes for it may be in flight to the present agent, end that agent and return the memory's new
-        address. Bytes in flight to an earlier agent are harmless: that agent has ended.
+        If it is `doubtful`, bytes for it may be in flight. If they are in flight to the present agent, end
+        that agent and return the memory's new address. Bytes to an earlier agent are harmless: that agent has
+        ended.
         """
         generation = self._open.pop(reservation, None)
         return self._memory.renew() if doubtful and generation == self._memory.generation else None

@@ -48,12 +48,13 @@ class AnswerPart:
 
 
 Reply = Callable[[AnswerPart, dict[str, Any]], OllamaReply]
-"""Builds a reply, or a line, from a part of an answer and the fields that all routes have in common."""
+"""Builds a reply, or a line of a stream, from a part of an answer and the fields that all routes have in
+common."""
 
 
 class AnswerSink:
-    """Receives the parts of an output (OutputSink), and passes them on. A call is passed on when it is whole,
-    or at the end of the output."""
+    """Receives the parts of an output (OutputSink), and passes them to `emit`. A call is passed on when it is
+    whole, or at the end of the output. `scored`: pass on log-probabilities, too."""
 
     def __init__(self, emit: Callable[[AnswerPart], Awaitable[None]], scored: bool) -> None:
         self._emit = emit
@@ -109,8 +110,8 @@ def _arguments(text: str) -> dict[str, Any]:
 class OllamaGeneration:
     """Generates the answer to one request.
 
-    `body` is the chat request into which it was converted, `model` the name in its reply, and `names` are the
-    fields' names for errors.
+    `body` is the chat request into which it was converted, `model` the model's name in the reply. `names`
+    maps fields of the chat request to Ollama's names, for errors.
     """
 
     context: AppContext

@@ -24,7 +24,8 @@ _NOW = re.compile(r"0+(\.0+)?(ms|s|m|h)?")
 
 
 def checked_keep_alive(body: OllamaRequest, empty: bool, ignored: IgnoredFields) -> None:
-    """Add `keep_alive` to `ignored`. Raises RequestError if an `empty` request asks to unload the model."""
+    """Add `keep_alive`, if it is set, to `ignored`. Raises RequestError if an `empty` request, which has no
+    messages or prompt, asks to unload the model."""
     if body.keep_alive is None:
         return
     if empty and _NOW.fullmatch(str(body.keep_alive)):

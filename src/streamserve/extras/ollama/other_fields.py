@@ -24,7 +24,7 @@ OPTION_NAMES = {
         )
     },
 }  # fmt: skip
-"""The option for each field of a chat request that an option sets."""
+"""Maps fields of a chat request to the options of Ollama's API that set them."""
 
 NAMES = {
     **{field: f"options.{option}" for field, option in OPTION_NAMES.items()},
@@ -61,8 +61,8 @@ OTHER_OPTIONS = OtherFields(
         "vocab_only": (False,),
     },
 )
-"""Options that are not obeyed. Penalties concern all tokens of prompt and output, as with a repeat_last_n of
--1."""
+"""Options that are not obeyed. `repeat_penalty` always concerns all tokens of prompt and output, as with a
+repeat_last_n of -1."""
 
 _RECORDS = ("user", "safety_identifier", "prompt_cache_key", "metadata")
 """Fields for the caller's own records, which no route obeys."""

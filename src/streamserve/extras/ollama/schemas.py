@@ -25,7 +25,9 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     temperature: Annotated[float | None, about("0 selects the most likely token")] = None
     top_k: Annotated[int | None, about("sample from this many most likely tokens; 0: all")] = None
     top_p: Annotated[float | None, about("nucleus sampling")] = None
-    min_p: Annotated[float | None, about("least share of the highest probability")] = None
+    min_p: Annotated[
+        float | None, about("sample from tokens whose probability is at least this share of the highest")
+    ] = None
     seed: Annotated[int | None, about("the same seed gives the same text; -1: not set")] = None
     num_predict: Annotated[int | None, about("maximum number of output tokens; 0 or less: no limit")] = None
     stop: Annotated[
@@ -188,8 +190,9 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One name of a model. `size`: the bytes of its weights, or the bytes that a model which is loaded on
-    demand takes while it is loaded. `size_vram` and `context_length` are of loaded models."""
+    """One name of a model. `size`: the bytes of its weights; for a model that is loaded on demand, all bytes
+    that it takes while it is loaded. Only loaded models have `size_vram` (bytes) and `context_length`
+    (tokens)."""
 
     name: str
     model: str

@@ -43,7 +43,10 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     model: Model = None
     input: Annotated[
         str | list[str | int | list[int]],
-        about("a text, texts, token ids, or lists of them", examples=["Once upon a time"]),
+        about(
+            "a text, a list of texts, token ids, or a list of lists of token ids",
+            examples=["Once upon a time"],
+        ),
     ]
     encoding_format: Annotated[
         Literal["float", "base64"],

@@ -13,8 +13,8 @@ from streamserve.extras.responses.response_schemas import ENCRYPTED_REASONING, R
 
 def response_without_idle_fields(body: ResponseRequest, ignored: IgnoredFields) -> ResponseRequest:
     """Return a request of /v1/responses without the fields that have no effect, as `without_idle_fields`
-    does: unknown keys of items and their parts; encrypted reasoning, summaries of reasoning, and verbosity
-    are not supported."""
+    does. These are unknown keys of items and their parts, and the fields for encrypted reasoning, summaries
+    of reasoning and verbosity, which are not supported."""
     for name, value in (body.reasoning or {}).items():
         if name != "effort" and value is not None:
             ignored.add(f"reasoning.{name}")

@@ -1,7 +1,7 @@
-"""A response's tools as functions of a chat, and the calls of these functions as the client expects them.
+"""Converts a response's tools to functions of a chat, and calls of these functions to calls of the tools.
 
 Chats have functions only. Codex also sends namespaces, which are named groups of tools, and custom tools,
-whose input is text. It runs the call of a tool by the pair of its namespace and its name.
+whose input is text. It identifies the tool of a call by namespace and name.
 """
 
 import json
@@ -80,7 +80,7 @@ def response_tools(tools: Sequence[dict[str, Any]], ignored: IgnoredFields) -> R
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the function's name for a tool in a namespace, as Codex itself writes it in one name."""
+    """Return the function's name for a tool in a namespace: both in one name, as Codex joins them."""
     return name if namespace is None else f"{namespace.rstrip('_')}__{name.lstrip('_')}"
 
 

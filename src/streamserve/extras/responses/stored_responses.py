@@ -1,5 +1,5 @@
-"""Stored responses: GET and DELETE /v1/responses/{id}, the list of their input items, and the content that is
-stored."""
+"""Stored responses: GET and DELETE /v1/responses/{id}, the list of a response's input items, and the form in
+which a response is stored."""
 
 import secrets
 from collections.abc import Sequence

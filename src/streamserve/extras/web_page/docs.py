@@ -25,7 +25,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Batches and files", ("/v1/batches", "/v1/files")),
     ("Models and tokens", ("/v1/models", "/tokenize", "/detokenize")),
 )
-"""Groups of routes by prefixes of their paths. Routes of no group are for operators."""
+"""Groups of routes, each with prefixes of the routes' paths. Routes without a group are for operators."""
 
 OTHERS = "Operations"
 

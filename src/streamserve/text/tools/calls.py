@@ -93,9 +93,9 @@ def tool_called(name: str | None, tools: Container[str]) -> str | None:
 
 
 def unopened_heads(syntaxes: Sequence[Syntax], tools: Iterable[str], closed: bool) -> tuple[str, ...]:
-    """Return the texts with which a call without its opening begins.
+    """Return the texts with which a call begins whose opening mark is missing.
 
-    They can be told from other text if calls are `closed` by a mark, or have a separator.
+    Such a call can be told from other text only if calls are `closed` by a mark, or have a separator.
     """
     forms: dict[str, tuple[str, ...]] = {"named": (f"%s{CALL_ID}", f"%s{ARGUMENTS}")}
     if closed:

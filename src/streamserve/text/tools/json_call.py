@@ -116,7 +116,7 @@ class JsonCall:
         return end if end > at or reader.done or reader.broken else None
 
     def _take(self, reader: LiteralReader) -> None:
-        """Take over what a reader has read. Arguments in a string follow at its end."""
+        """Apply what a reader has read so far. Arguments in a string are applied at the string's end."""
         value = self._expects == "value"
         if value and self._key in _ARGUMENTS and not self._given:
             if not self._quoted and not reader.output.startswith("n"):
@@ -144,7 +144,8 @@ def _text(value: str) -> str | None:
 
 
 def _content(value: str) -> str:
-    """Return the arguments in a JSON string; those of null are empty."""
+    """Return the arguments that a JSON string contains; the string itself if it does not contain an object;
+    an empty object for null."""
     content = _text(value)
     if content is None:
         return "{}"

@@ -134,7 +134,8 @@ class ToolCallParser:
         return None
 
     def _possibly_unopened(self, text: str) -> int:
-        """Return the index from which on the text may be the beginning of such a call."""
+        """Return the index from which the text may be the beginning of a call without its opening; the
+        length of the text if it cannot be."""
         start = text.rfind("\n") + 1
         line = text[start:].lstrip(" \t")
         possible = (start or self._last == "\n") and any(head.startswith(line) for head in self._unopened)
@@ -182,8 +183,7 @@ class ToolCallParser:
             self._gap = _BEFORE
 
     def _without_marks(self, text: str) -> str:
-        """Return text that was skipped, and is content: in a message with calls without the marks around
-        calls."""
+        """Return skipped text as content: in a message with calls, without the marks around calls."""
         for mark in self._format.around_calls if self.calls else ():
             text = text.replace(mark, "")
         return text

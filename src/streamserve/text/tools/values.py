@@ -53,8 +53,9 @@ class ValueBounds:
       them; empty: any text.
     - `stops`: marks that end the value if its closing mark does not follow them.
     - `limits`: marks that begin other values: a closing mark after them is not this value's.
-    - `next`: the pattern of the next value's beginning, and with its closing mark missing of this value's
-      end. `tail`: the pattern of what may be its beginning, or what is not part of the value before a stop.
+    - `next`: pattern of the next value's beginning, which ends this value if its closing mark is missing.
+    - `tail`: pattern of a text's end that may be the beginning of the next value, or that is not part of this
+      value if a stop follows.
     - `again`: forms of the value's opening mark, dropped at the beginning of the value.
     - `escapes`: whether a backslash begins an escape sequence.
     """
@@ -93,10 +94,12 @@ class ValueBounds:
 
     @cached_property
     def repeated(self) -> re.Pattern[str]:
+        """The pattern of further closing marks after the first."""
         return re.compile(rf"(?:\s*{re.escape(self.closings[-1])})*")
 
     @cached_property
     def ending(self) -> re.Pattern[str]:
+        """The pattern of a tail at the end of a text."""
         return re.compile(f"(?:{self.tail})\\Z" if self.tail else r"\Z")
 
     def closed(self, text: str, at: int, final: bool) -> int | None:

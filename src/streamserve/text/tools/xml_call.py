@@ -12,6 +12,7 @@ from streamserve.text.tools.values import ValueBounds, ValueReader, begins, esca
 
 FUNCTION, OPENING, BETWEEN, CLOSING, END = "<function=", "<parameter=", ">", "</parameter>", "</function>"
 MAX_REFERENCES = 8
+"""Maximum number of references of a schema that are followed, one after the other."""
 _KEY = r"[^<>\r\n]{1,256}"
 _PARTIAL_PARAMETER = re.compile(f"{OPENING}({_KEY})?")
 _PARAMETER = re.compile(f"{OPENING}({_KEY}){BETWEEN}")
@@ -176,8 +177,8 @@ def value_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
 
 
 def resolved(node: Any, root: Mapping[str, Any]) -> Any:
-    """Return the definition in `root` that a schema refers to, also as its one `allOf`; without a reference
-    the schema itself.
+    """Return the definition in `root` that a schema refers to, directly or as the only element of its
+    `allOf`. Return the schema itself if it has no reference.
 
     None for a reference that cannot be resolved.
     """

@@ -40,7 +40,7 @@ class Ranks:
         return cls(rank, degree, gloo(shared, rank, degree, options))
 
     def meet(self, device: torch.device) -> None:
-        """Return when all ranks have called this. The store is not needed any more."""
+        """Wait until all ranks have called this. After that, the store is not needed any more."""
         self.add(torch.zeros(1, device=device))
 
     def gather(self, x: Tensor) -> list[Tensor]:

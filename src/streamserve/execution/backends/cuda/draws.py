@@ -47,7 +47,7 @@ def pack_outputs(
 
 
 def pack_draws(draws: Iterable[Draw]) -> NDArray[np.int32]:
-    """Return the draws in the layout of the device: [draws, DRAW_WORDS]."""
+    """Return the draws in the form that the device's kernels read: [draws, DRAW_WORDS]."""
     packed = b"".join(
         _PACKED.pack(*_of(params), choice & 0xFFFFFFFF, output & 0xFFFFFFFF, *_filters(params))
         for params, choice, output in draws

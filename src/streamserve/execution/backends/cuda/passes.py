@@ -226,7 +226,8 @@ def chain_sample_shapes(rows: int, levels: int) -> list[SampleShape]:
 
 
 def placed(tokens: NDArray[np.integer]) -> Int32s:
-    """Return the index in the results of each of `tokens` that is given by its place; -1 for other tokens."""
+    """Return, for each of `tokens`, the index in the results on the device from which the pass reads it; -1
+    for a token that is known to the host. A negative token -1 - p is read from place p."""
     sources: Int32s = np.where(tokens < 0, RESULTS - 1 - tokens, -1).astype(np.int32)
     return sources
 

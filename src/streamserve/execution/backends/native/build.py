@@ -93,8 +93,8 @@ def flags_up_to(bound: KernelPath | None = None) -> tuple[str, ...]:
 
 def cached_library(folder: Path | None = None) -> Path | None:
     """Return the compiled library of these sources if it is in the cache and intact, otherwise None; nothing
-    is compiled. Without a compiler, the library of any compiler is returned; raises BuildFailed if there is
-    none."""
+    is compiled. Without a compiler, return the library that any other compiler made; raise BuildFailed if the
+    cache has no such library."""
     folder, flags = folder or kernel_folder(), flags_up_to()
     try:
         library = folder / _file_name(find_compiler(), flags)

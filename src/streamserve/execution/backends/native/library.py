@@ -193,15 +193,15 @@ def load_library(path: FilePath) -> ctypes.CDLL:
 
 
 def kernels() -> ctypes.CDLL | None:
-    """Return the kernels for this processor, with at most the instructions of the process's bound; see
-    `kernels_up_to`."""
+    """Return the kernels for this processor. STREAMSERVE_KERNEL_PATH bounds the instructions that they use.
+    Raises and returns None as `kernels_up_to` does."""
     return kernels_up_to(kernel_bound())
 
 
 @functools.cache
 def kernels_up_to(bound: KernelPath) -> ctypes.CDLL | None:
-    """Return the kernels with at most the instructions of `bound`, from the wheel or compiled. Returns None,
-    after one log message, if they are not available.
+    """Return the kernels for this processor that use no instructions beyond `bound`, from the wheel or
+    compiled. Returns None, after one log message, if they are not available.
 
     Raises NativeCacheError if other users can write the cache folder, CheckpointError if the processor lacks
     the instructions, LibraryMismatch if the library does not fit the Python files.
@@ -252,7 +252,8 @@ class ThreadPool:
 
     @contextmanager
     def allocating(self, allocate: Callable[[int], torch.Tensor]) -> Iterator[None]:
-        """Let `memory` return memory of `allocate`, which must be page-aligned, in the `with` body."""
+        """In the `with` body, let `memory` take its memory from `allocate`, which must return page-aligned
+        memory."""
         self._allocate = allocate
         try:
             yield
@@ -267,12 +268,13 @@ class ThreadPool:
             self.library.ss_large_pages(begin, size)
 
     def path(self, dtype: torch.dtype) -> Path:
-        """Return the path for numbers of `dtype`: the best supported one up to the pool's configured path."""
+        """Return the instruction set for numbers of `dtype`: the best one that is supported, but not beyond
+        the `path` that the pool was created with."""
         if dtype not in self._paths:
             limit = Path.AMX if self._path is None else self._path
             self._paths[dtype] = max(path for path in Path if self.supports(path, dtype) and path <= limit)
         return self._paths[dtype]
 
     def supports(self, path: Path, dtype: torch.dtype) -> bool:
-        """Return whether this processor and this build support `path` for `dtype`."""
+        """Return whether this processor and this build support the instruction set `path` for `dtype`."""
         return bool(self.library.ss_path_supported(path, TYPES[dtype]))

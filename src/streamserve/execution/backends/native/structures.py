@@ -208,8 +208,8 @@ _CODES = {c_void_p: "P", c_uint64: "Q", c_double: "d", c_int32: "i", c_uint32: "
 
 
 def packer(structure: type[ctypes.Structure]) -> Struct:
-    """Return a packer of the fields of a structure of plain numbers: it takes a fraction of the time that
-    ctypes needs to make the structure."""
+    """Return a struct.Struct that packs the fields of a structure of plain numbers, in a fraction of the time
+    that ctypes needs to make the structure."""
     packed = Struct("".join(_CODES[kind] for _, kind in structure._fields_))  # type: ignore[misc]
     assert packed.size == ctypes.sizeof(structure)
     return packed

@@ -34,7 +34,7 @@ _MODEL = {"model.embed_tokens.weight": EMBEDDING, "model.norm.weight": FINAL_NOR
 
 
 def layer_tensor(layer: int, name: str) -> str:
-    """Return the name of a layer's tensor in the file."""
+    """Return the name in GGUF files of a layer's tensor, such as blk.0.attn_q.weight."""
     return f"blk.{layer}.{name}"
 
 

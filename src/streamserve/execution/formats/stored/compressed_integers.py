@@ -4,8 +4,9 @@
                                                                         the first in the lowest bits
                      weight_shape       int64 [2]                       out, in
                      weight_zero_point  int32 [out · bits / 32, groups]  packed like the numbers, along out
-    int-quantized    weight             int8 [out, in]                   numbers less 128 or 8
-                     weight_zero_point  int8 [out, groups]               likewise
+    int-quantized    weight             int8 [out, in]                   numbers minus 128 (of 8 bits), or
+                                                                        minus 8 (of 4 bits)
+                     weight_zero_point  int8 [out, groups]               as in weight
     both             weight_scale       float [out, groups]
                      weight_g_idx       int32 [in]                       the group of each input
 

@@ -374,8 +374,8 @@ def _capability(device: torch.device) -> int:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches of a model with 32 heads of 128 dimensions, four to a key-value head, on a device
-    of this compute capability."""
+    """Return example launches: for a model with 32 heads of 128 dimensions, four to a key-value head, on a
+    device of this compute capability."""
     pointers = dict.fromkeys(("q", "cache", "cache_scales", "out"), "*bf16")
     pointers |= dict.fromkeys(("tables", "limits", "firsts", "bits", "items", "starts"), "*i32")
     pointers |= {"partials": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "table_stride": "i32"}

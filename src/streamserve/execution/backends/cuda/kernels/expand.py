@@ -104,13 +104,13 @@ def _multiply_wide(x: Tensor, weight: Tensor) -> Tensor:
 
 @lru_cache
 def scratch_of(device: torch.device) -> Tensor:
-    """Return the memory that floats are written to. It must be allocated before a graph is captured
-    (kernels/matrix.py: prepare)."""
+    """Return the device's scratch memory for expanded weights. It must be allocated before a graph is
+    captured (kernels/matrix.py: prepare)."""
     return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=device)
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launch for a matrix of 4096 x 4096 with 4 bits."""
+    """Return an example launch: for a matrix of 4096 x 4096 with 4 bits. It does not depend on the device."""
     del capability
     signature = {"numbers": "*i16", "scales": "*bf16", "offsets": "*u8", "table": "*fp32", "out": "*bf16"}
     signature |= {"first": "i32", "outputs": "i32"}

@@ -311,7 +311,7 @@ def _gather(
 
 
 def survey(logits: Tensor) -> Survey:
-    """Return the survey of `logits` [rows, vocabulary]."""
+    """Return the statistics of `logits` [rows, vocabulary] from which `find_thresholds` starts."""
     rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
     peaks, lows = torch.empty(2, rows, chunks, dtype=torch.float32, device=logits.device)
@@ -376,7 +376,7 @@ TYPES = {
 
 
 def example(name: str, kernel, warps: int, types: dict[str, str], **options: bool) -> KernelExample:
-    """Return a launch for a vocabulary of 128 Ki tokens."""
+    """Return an example launch of `kernel`: for a vocabulary of 128 Ki tokens."""
     constants = kernel_sizes(128 << 10) | options
     names = kernel.arg_names
     return KernelExample(
@@ -387,7 +387,7 @@ def example(name: str, kernel, warps: int, types: dict[str, str], **options: boo
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches. They do not depend on the capability."""
+    """Return example launches. They do not depend on the device."""
     return [
         example("filters: survey", _survey, WARPS["survey"], TYPES),
         example("filters: histogram", _histogram, WARPS["histogram"], TYPES),

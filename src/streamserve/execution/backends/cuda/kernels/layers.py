@@ -334,7 +334,7 @@ def _warps(elements: int) -> int:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches of a model with 4096 hidden dimensions. They do not depend on the capability."""
+    """Return example launches: for a model with 4096 hidden dimensions. They do not depend on the device."""
     b, i, f = "*bf16", "*i32", "fp32"
     norm = dict.fromkeys(("hidden", "delta", "weight", "post_norm", "out"), b)
     norm |= {"epsilon": f, "multiplier": f}

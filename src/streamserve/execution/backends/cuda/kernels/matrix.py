@@ -341,7 +341,7 @@ def _arrivals(device: torch.device) -> Tensor:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches of a 4096 x 4096 matrix on a device of this compute capability."""
+    """Return example launches: for a 4096 x 4096 matrix on a device of this compute capability."""
     b, i = "*bf16", "*i32"
     pointers = {"x": b, "numbers": "*i16", "scales": b, "offsets": "*u8", "bias": b, "table": "*fp32"}
     pointers |= {"out": b, "partials": "*fp32", "rows": "i32", "x_stride": "i32"}

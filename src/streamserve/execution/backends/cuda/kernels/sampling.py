@@ -162,7 +162,7 @@ def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches. They do not depend on the device."""
+    """Return example launches. They do not depend on the device."""
     types = filters.TYPES | {"estimates": "*fp32", "out": "*i32"}
     return [
         filters.example("choose: estimate", _estimate, filters.WARPS["estimate"], types),

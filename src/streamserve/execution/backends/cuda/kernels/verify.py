@@ -90,7 +90,7 @@ def compact(data: Tensor, slots: Tensor, firsts: Tensor, paths: Tensor, lengths:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches for trees of up to eight levels. They do not depend on the device."""
+    """Return example launches: for trees of up to eight levels. They do not depend on the device."""
     walked = ("chosen", "tokens", "parents", "firsts", "tokens_out", "paths_out", "lengths_out")
     moved = {"data": "*bf16"} | dict.fromkeys(("slots", "firsts", "paths", "lengths"), "*i32")
     sizes = {"KV_HEADS": 8, "BLOCK_SIZE": 16, "DIM": 128, "PADDED_DIM": 128, "DEPTH": 8}
