@@ -195,6 +195,42 @@ def test_a_namespaced_or_custom_tool_can_be_forced(agent: ScriptedGenerator) -> 
             assert (item["name"], item.get("namespace")) == (choice["name"], choice.get("namespace"))
 
 
+def test_some_of_the_tools_can_be_allowed(agent: ScriptedGenerator) -> None:
+    tools = [PATCH, {"type": "function", "name": "wait", "namespace": "multi_agent_v1"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "apply_patch"}]}
+    with scripted(agent) as server:
+        response = server.post(
+            ROUTE, input="hi", tools=TOOLS, tool_choice={**choice, "tools": [*tools, *BUILT_IN]}
+        )
+        assert [each["name"] for each in rendered_functions(agent)] == ["apply_patch", "multi_agent_v1__wait"]
+        (patch,) = [item for item in response.json()["output"] if item["type"] == "custom_tool_call"]
+        assert patch["name"] == "apply_patch"
+        assert server.post(
+            ROUTE, input="hi", tools=TOOLS, tool_choice={**choice, "tools": BUILT_IN}
+        ).is_success
+        assert rendered_functions(agent) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mode": "required", "tools": BUILT_IN}, "tool_choice: allowed_tools must have the mode"),
+        ({"tools": ["a"]}, "tool_choice: type None is not supported"),
+        ({"tools": [{"type": "mcp"}]}, "tool_choice: type 'mcp' is not supported"),
+        (
+            {"tools": None},
+            "tool_choice: allowed_tools must have the mode auto or required, and a list of tools",
+        ),
+        ({"tools": [{"type": "function", "name": "g"}]}, "tool_choice: there is no tool called 'g'"),
+    ],
+)
+def test_other_allowed_tools_are_refused(hello: Served, change: Any, message: str) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", **change}
+    error = hello.post(ROUTE, input="hi", tools=[SHELL], tool_choice=choice).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert error["message"].startswith(message)
+
+
 @pytest.mark.parametrize(
     ("tools", "message"),
     [

@@ -103,12 +103,32 @@ def chosen_tool(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | N
     """Convert tool_choice to the form of chats. Raises RequestError for a type that is not supported."""
     if not isinstance(choice, dict):
         return choice
+    return _allowed_tools(choice) if choice.get("type") == "allowed_tools" else _named_function(choice)
+
+
+def _allowed_tools(choice: Mapping[str, Any]) -> str | dict[str, Any]:
+    """Convert the choice of some of the tools. The tools that are left out count as not called."""
+    mode, tools = choice.get("mode"), choice.get("tools")
+    if isinstance(tools, list):
+        given = [tool if isinstance(tool, dict) else {} for tool in tools]
+        tools = [_named_function(tool) for tool in given if not _is_skipped(tool.get("type"))]
+        if given and not tools and mode == "auto":
+            return "none"
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def _named_function(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the choice of a function or a custom tool in the form of chats."""
     if choice.get("type") not in ("function", "custom"):
         raise RequestError(f"tool_choice: type {choice.get('type')!r} is not supported", field="tool_choice")
     name, namespace = choice.get("name"), choice.get("namespace")
     if isinstance(name, str) and isinstance(namespace, str):
         name = flat_name(namespace, name)
     return {"type": "function", "function": {"name": name}}
+
+
+def _is_skipped(kind: Any) -> bool:
+    return isinstance(kind, str) and kind in SKIPPED_TOOLS
 
 
 def _flattened(
@@ -127,7 +147,7 @@ def _flattened(
                 if not isinstance(inner, dict) or inner.get("type") not in ("function", "custom"):
                     _refuse(f"{where} must have the type function or custom")
                 yield where, inner, namespace, about if number == 0 else ""
-        elif isinstance(kind, str) and kind in SKIPPED_TOOLS:
+        elif _is_skipped(kind):
             ignored.add(f"tools[{kind}]")
         else:
             _refuse(f"{path}: type {kind!r} is not supported, only function, custom and namespace are")
