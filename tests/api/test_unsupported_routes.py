@@ -21,6 +21,7 @@ from tests.api.serving import Served
         ("GET", "/v1/files/file-1/lines", "/v1/files/{id}/content"),
         ("GET", "/v1/vector_stores", "send the whole conversation"),
         ("POST", "/v1/responses/resp_1/cancel", "/v1/responses/{id}/input_items"),
+        ("POST", "/v1/responses/compact", "ask the model for a summary"),
         ("PUT", "/v1/batches/batch_1/pause", "/v1/batches/{id}/cancel"),
     ],
 )
