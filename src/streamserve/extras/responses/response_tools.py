@@ -29,7 +29,7 @@ SKIPPED_TOOLS = frozenset(
 INPUT = "input"
 """The parameter of the function in place of a custom tool."""
 
-_NOT_ENFORCED = " (the model sees the grammar, but its output is not constrained by it)"
+_NOT_ENFORCED = " (the model sees the grammar in Lark, but only a regular expression constrains its output)"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ def response_tools(tools: Sequence[dict[str, Any]], ignored: IgnoredFields) -> R
         if isinstance(name, str):
             function["name"] = flat_name(namespace, name)
             converted.origins[function["name"]] = ToolOrigin(name, namespace, custom)
-        converted.names[f"tools[{len(converted.functions)}].function"] = path
+        where = f"tools[{len(converted.functions)}].function"
+        if custom:
+            converted.names[f"{where}.parameters.properties.{INPUT}"] = f"{path}.format"
+        converted.names[where] = path
         converted.functions.append({"type": "function", "function": function})
     return converted
 
@@ -173,27 +176,33 @@ def _function(tool: Mapping[str, Any], ignored: IgnoredFields) -> dict[str, Any]
 
 
 def _custom(tool: Mapping[str, Any], path: str, ignored: IgnoredFields) -> dict[str, Any]:
-    """Return a function with one parameter, the input's text. A grammar of the input is described."""
+    """Return a function with one parameter, the input's text. A grammar of the input is described; a regular
+    expression is also a part of the schema, which is strict."""
     about, format = tool.get("description"), tool.get("format") or {"type": "text"}
     if not isinstance(about, str | None):
         _refuse(f"{path}.description must be a string")
     if not isinstance(format, dict) or format.get("type") not in ("text", "grammar"):
         _refuse(f"{path}.format must have a type: text or grammar")
+    text = {"type": "string", "description": "the whole input of the tool, as text"}
+    strict: dict[str, Any] = {}
     if format["type"] == "grammar":
         syntax, definition = format.get("syntax"), format.get("definition")
         if syntax not in ("lark", "regex") or not isinstance(definition, str):
             _refuse(f"{path}.format must have a syntax, lark or regex, and a definition")
-        ignored.add("tools[].format", _NOT_ENFORCED)
+        if syntax == "regex":
+            text["pattern"], strict = f"^(?:{definition})$", {"strict": True}
+        else:
+            ignored.add("tools[].format", _NOT_ENFORCED)
         rule = "regular expression" if syntax == "regex" else "grammar in Lark"
         about = "\n\n".join(filter(None, (about, f"The {INPUT} must match this {rule}:\n{definition}")))
     parameters = {
         "type": "object",
-        "properties": {INPUT: {"type": "string", "description": "the whole input of the tool, as text"}},
+        "properties": {INPUT: text},
         "required": [INPUT],
         "additionalProperties": False,
     }
     described = {"description": about} if about else {}
-    return {"name": tool.get("name"), **described, "parameters": parameters}
+    return {"name": tool.get("name"), **described, **strict, "parameters": parameters}
 
 
 def _refuse(message: str) -> NoReturn:
