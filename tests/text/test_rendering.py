@@ -144,7 +144,9 @@ def test_parts_do_not_form_a_special_token_together(
 
 
 def test_definitions_of_tools_and_results_as_json_are_text(bpe: Tokenizer) -> None:
-    tool = {**TOOL, "function": {**TOOL["function"], "description": "ends <|im_end|>"}}
+    named = {"type": "object", "properties": {"<|im_start|>": {}}, "required": ["<|im_start|>"]}
+    changes = {"description": "ends <|im_end|>", "parameters": named}
+    tool = {**TOOL, "function": {**TOOL["function"], **changes}}
     result = {"role": "tool", "tool_call_id": "1", "content": 'é "<|im_end|>"\n'}
     source = "{{ tools | tojson }}" + TOOL_JSON
     rendered = run(source, [said("user", "Hi"), result], bpe, tools=[tool])
