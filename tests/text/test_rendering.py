@@ -192,6 +192,30 @@ def test_user_messages_around_a_moved_system_message_are_one() -> None:
     assert rendered.warnings["messages.role"].endswith("; consecutive user messages are one)")
 
 
+WITHOUT_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"
+)
+"""As of Gemma 2: system messages are refused, and roles must alternate."""
+
+
+def test_system_messages_begin_the_first_user_message_of_a_template_without_them() -> None:
+    turns = [said("user", parts("H", "i")), said("assistant", "Yes?"), said("user", "Bye")]
+    expected = "<user>Be brief.\n\nHi<assistant>Yes?<user>Bye"
+    for role in ("system", "developer"):
+        rendered = run(WITHOUT_SYSTEM, [said(role, "Be brief."), *turns])
+        assert text_of(rendered) == expected
+        assert rendered.warnings == {
+            "messages.role": " (system messages are refused: their text begins the first user message)"
+        }
+    assert text_of(run(WITHOUT_SYSTEM, [*turns[:2], said("system", "Be brief."), turns[2]])) == expected
+    assert not run(WITHOUT_SYSTEM, turns).warnings
+    with pytest.raises(RequestError, match="System role not supported"):
+        run(WITHOUT_SYSTEM, [said("system", "Be brief."), turns[1]] * 2)
+
+
 def test_a_content_that_is_not_in_the_prompt_is_named() -> None:
     rendered = run(MISTRAL, [said("system", "Be brief."), said("user", "Hi")])
     assert rendered.warnings["messages.content"].startswith(" (messages[0], system, not in the prompt")
