@@ -21,6 +21,7 @@ from tests.api.serving import Served
         ("GET", "/v1/files/file-1/lines", "/v1/files/{id}/content"),
         ("GET", "/v1/vector_stores", "send the whole conversation"),
         ("POST", "/v1/responses/resp_1/cancel", "/v1/responses/{id}/input_items"),
+        ("POST", "/v1/responses/compact", "ask the model for a summary"),
         ("PUT", "/v1/batches/batch_1/pause", "/v1/batches/{id}/cancel"),
     ],
 )
@@ -53,6 +54,10 @@ def test_the_client_raises_its_own_error(hello: Served, call: Callable[[openai.O
         ("POST", "//v1//messages", "/v1/messages"),
         ("GET", "/models", "/v1/models"),
         ("GET", "/v1/health", "/health"),
+        ("POST", "/v1/chatcompletions", "/v1/chat/completions"),
+        ("POST", "/v1/chat/completion", "/v1/chat/completions"),
+        ("POST", "/v1/completion", "/v1/completions"),
+        ("POST", "/V1/Chat/Completions", "/v1/chat/completions"),
     ],
 )
 def test_a_wrong_path_is_answered_with_the_right_one(
@@ -63,7 +68,14 @@ def test_a_wrong_path_is_answered_with_the_right_one(
 
 
 def test_a_path_near_no_route_has_no_hint(hello: Served) -> None:
-    for method, path in (("GET", "/v1/poems"), ("DELETE", "/chat/completions")):
+    paths = (
+        ("GET", "/v1/poems"),
+        ("DELETE", "/chat/completions"),
+        ("GET", "/v1/completion"),
+        ("POST", "/audio/speech"),
+        ("POST", f"/v1/{'x' * 9999}"),
+    )
+    for method, path in paths:
         message = refused(hello.http.request(method, path), 404)["message"]
         assert message == f"there is no route {method} {path}"
 

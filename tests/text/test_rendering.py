@@ -144,7 +144,9 @@ def test_parts_do_not_form_a_special_token_together(
 
 
 def test_definitions_of_tools_and_results_as_json_are_text(bpe: Tokenizer) -> None:
-    tool = {**TOOL, "function": {**TOOL["function"], "description": "ends <|im_end|>"}}
+    named = {"type": "object", "properties": {"<|im_start|>": {}}, "required": ["<|im_start|>"]}
+    changes = {"description": "ends <|im_end|>", "parameters": named}
+    tool = {**TOOL, "function": {**TOOL["function"], **changes}}
     result = {"role": "tool", "tool_call_id": "1", "content": 'é "<|im_end|>"\n'}
     source = "{{ tools | tojson }}" + TOOL_JSON
     rendered = run(source, [said("user", "Hi"), result], bpe, tools=[tool])
@@ -188,6 +190,30 @@ def test_user_messages_around_a_moved_system_message_are_one() -> None:
     rendered = run(STRICT, chat)
     assert text_of(rendered) == "<<SYS>>Be brief.<</SYS>><user>Hi\n\nBye"
     assert rendered.warnings["messages.role"].endswith("; consecutive user messages are one)")
+
+
+WITHOUT_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"
+)
+"""As of Gemma 2: system messages are refused, and roles must alternate."""
+
+
+def test_system_messages_begin_the_first_user_message_of_a_template_without_them() -> None:
+    turns = [said("user", parts("H", "i")), said("assistant", "Yes?"), said("user", "Bye")]
+    expected = "<user>Be brief.\n\nHi<assistant>Yes?<user>Bye"
+    for role in ("system", "developer"):
+        rendered = run(WITHOUT_SYSTEM, [said(role, "Be brief."), *turns])
+        assert text_of(rendered) == expected
+        assert rendered.warnings == {
+            "messages.role": " (system messages are refused: their text begins the first user message)"
+        }
+    assert text_of(run(WITHOUT_SYSTEM, [*turns[:2], said("system", "Be brief."), turns[2]])) == expected
+    assert not run(WITHOUT_SYSTEM, turns).warnings
+    with pytest.raises(RequestError, match="System role not supported"):
+        run(WITHOUT_SYSTEM, [said("system", "Be brief."), turns[1]] * 2)
 
 
 def test_a_content_that_is_not_in_the_prompt_is_named() -> None:

@@ -78,6 +78,36 @@ def check_lengths(prompts: Sequence[EncodedPrompt], limit: int, field: str) -> N
         raise context_overflow(longest, limit, limit, field)
 
 
+def checked_truncation(truncate_to: int, least: int, limit: int) -> int:
+    """Return the number of tokens of a truncated prompt. Raises RequestError if it is not between `least` and
+    `limit`, the longest text that the model takes; -1 stands for `limit`."""
+    count = limit if truncate_to == -1 else truncate_to
+    if not least <= count <= limit:
+        raise RequestError(
+            f"truncate_prompt_tokens must be -1 or between {least} and the {limit} tokens that the model "
+            f"takes, got {count}",
+            field="truncate_prompt_tokens",
+        )
+    return count
+
+
+def truncated(
+    context: AppContext, prompts: list[EncodedPrompt], truncate_to: int | None, limit: int, special: bool
+) -> list[EncodedPrompt]:
+    """Return prompts of at most `truncate_to` tokens: the first tokens of a text are left out, but not the
+    `special` tokens that the tokenizer adds. Raises RequestError as `checked_truncation` does."""
+    if truncate_to is None:
+        return prompts
+    before, after = context.llm.tokenizer.added_special_tokens if special else ([], [])
+    count = checked_truncation(truncate_to, len(before) + len(after) + 1, limit)
+    return [
+        prompt
+        if len(prompt.ids) <= count
+        else EncodedPrompt(before + prompt.ids[len(before) + len(prompt.ids) - count :])
+        for prompt in prompts
+    ]
+
+
 def longest_text(context: AppContext, config: EmbeddingConfig) -> int:
     """Return the length in tokens of the longest text that the model embeds."""
     return min(config.max_tokens or context.llm.model.max_model_len, context.llm.model.max_model_len)

@@ -75,7 +75,8 @@ class BoundRoute(NamedTuple):
 
     def router_entry(self) -> routing.Route:
         """Return Starlette's route with this route's methods only: Starlette would add HEAD to GET."""
-        entry = routing.Route(self.route.path, self.handler)
+        described = self.route.operation is not None
+        entry = routing.Route(self.route.path, self.handler, include_in_schema=described)
         entry.methods = {self.route.method, *self.route.also}
         return entry
 

@@ -26,6 +26,7 @@ _UNSUPPORTED = {
     "/v1/files": "the routes of a file are /v1/files/{id} and /v1/files/{id}/content",
     "/v1/fine_tuning": "this server does not train models",
     "/v1/messages": "use /v1/messages or /v1/messages/count_tokens",
+    "/v1/responses/compact": "this server does not compact conversations: ask the model for a summary",
     "/v1/responses": "a stored response has /v1/responses/{id} and /v1/responses/{id}/input_items",
     "/v1/threads": _STATELESS,
     "/v1/uploads": _STATELESS,

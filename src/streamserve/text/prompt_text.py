@@ -66,7 +66,7 @@ class Placeholders:
 
     def __init__(self, find: FindSpans) -> None:
         self._find = find
-        self._texts: list[str] = []
+        self._numbers: dict[str, int] = {}  # equal texts have one placeholder: templates compare them
         self._nonce = f"{secrets.randbelow(10**16):016}"  # digits: templates change the case of letters
 
     def hide_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -74,22 +74,23 @@ class Placeholders:
         return [self._hide_message(message) for message in messages]
 
     def hide(self, value: Any) -> Any:
-        """Return a value of JSON with placeholders in its texts."""
+        """Return a value of JSON with placeholders in its texts and names."""
         if isinstance(value, str):
             return self._hide_text(value)
         if isinstance(value, Mapping):
-            return {name: self.hide(each) for name, each in value.items()}
+            return {self.hide(name): self.hide(each) for name, each in value.items()}
         return [self.hide(each) for each in value] if isinstance(value, list | tuple) else value
 
     def restore(self, text: str) -> PromptText:
         """Return a rendered text with the texts that its placeholders stand for."""
-        if not self._texts:
+        if not self._numbers:
             return PromptText(text)
+        texts = list(self._numbers)
         pieces = re.split(rf"{self._nonce}x(\d+)x", text, flags=re.IGNORECASE)
         parts: list[PromptText | str] = []
         for number, piece in enumerate(pieces):
             if number % 2:
-                hidden = self._texts[int(piece)]
+                hidden = texts[int(piece)]
                 parts.append(PromptText(hidden, ((0, len(hidden)),)))
             else:
                 parts.append(piece)
@@ -119,7 +120,7 @@ class Placeholders:
     def _hide_text(self, text: str) -> str:
         pieces, position = [], 0
         for start, end in self._find(text):
-            pieces += [text[position:start], f"{self._nonce}x{len(self._texts)}x"]
-            self._texts.append(text[start:end])
+            number = self._numbers.setdefault(text[start:end], len(self._numbers))
+            pieces += [text[position:start], f"{self._nonce}x{number}x"]
             position = end
         return "".join([*pieces, text[position:]])

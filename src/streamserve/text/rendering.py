@@ -31,10 +31,14 @@ class RenderedConversation:
 
 @dataclass(frozen=True)
 class _Arrangement:
-    """A conversation in a form that more templates support, and the warning about it."""
+    """A conversation in a form that more templates support, and the warning about it.
+
+    `last_resort`: only for templates that refuse all other forms.
+    """
 
     messages: Sequence[Any]
     warning: str = ""
+    last_resort: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,16 @@ def _attempts(
         tools = placeholders.hide(options.get("tools"))
     except RecursionError as error:
         raise RequestError("messages are nested too deeply", field="messages") from error
+    refused = True
     for arrangement in _arrangements(hidden):
+        if arrangement.last_resort and not refused:
+            continue
         try:
             rendered = renderer.render(arrangement.messages, **{**options, "tools": tools})
         except RequestError as error:
             yield error
             continue
+        refused = False
         if isinstance(rendered, list):
             yield _Attempt(rendered, arrangement.warning, [])
         else:
@@ -99,7 +107,8 @@ def _attempts(
 
 def _arrangements(messages: Sequence[Any]) -> Iterator[_Arrangement]:
     """Yield the conversation as it is, and then forms of it that more templates support: developer messages
-    as system messages, all system messages as one at the start, and consecutive user messages as one."""
+    as system messages, all system messages as one at the start, and consecutive user messages as one. For
+    templates without system messages, these become a part of the first user message."""
     yield _Arrangement(messages)
     if any(_role(message) == "developer" for message in messages):
         messages = [
@@ -108,21 +117,30 @@ def _arrangements(messages: Sequence[Any]) -> Iterator[_Arrangement]:
         ]
         yield _Arrangement(messages)
     late = [index for index, message in enumerate(messages) if index and _role(message) == "system"]
-    if not late:
-        return
     systems = [message for message in messages if _role(message) == "system"]
     others = [message for message in messages if _role(message) != "system"]
-    moved = [_together(systems), *others]
-    warning = f"{_named(late)}, system, is part of the system message at the start"
-    yield _Arrangement(moved, warning)
+    if late:
+        moved = [_together(systems), *others]
+        warning = f"{_named(late)}, system, is part of the system message at the start"
+        yield _Arrangement(moved, warning)
+        users = _users_together(moved)
+        if len(users) < len(moved):
+            yield _Arrangement(users, f"{warning}; consecutive user messages are one")
+    if systems:
+        instructions = {**_together(systems), "role": "user"}
+        warning = "system messages are refused: their text begins the first user message"
+        yield _Arrangement(_users_together([instructions, *others]), warning, last_resort=True)
+
+
+def _users_together(messages: Sequence[Any]) -> list[Any]:
+    """Return the messages with consecutive messages of the user as one."""
     users: list[Any] = []
-    for message in moved:
+    for message in messages:
         if users and _role(message) == _role(users[-1]) == "user":
             users[-1] = _together([users[-1], message])
         else:
             users.append(message)
-    if len(users) < len(moved):
-        yield _Arrangement(users, f"{warning}; consecutive user messages are one")
+    return users
 
 
 def _together(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

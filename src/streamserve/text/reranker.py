@@ -14,7 +14,8 @@ _BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
     'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
-_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+"""The text of every prompt after its document."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class RerankScoring:
         """Return the prompt that asks the model to judge a document."""
         instruct = INSTRUCTION if instruction is None else instruction
         return joined(
-            f"{_BEGIN}<Instruct>: ", instruct, "\n<Query>: ", query, "\n<Document>: ", document, _END
+            f"{_BEGIN}<Instruct>: ", instruct, "\n<Query>: ", query, "\n<Document>: ", document, END
         )
 
 

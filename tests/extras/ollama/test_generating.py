@@ -118,6 +118,12 @@ def test_a_reply_is_a_valid_request(server: Served, pieces: Pieces) -> None:
     assert '"arguments": {"city": "Rome", "days": null}' in last_prompt(server)
 
 
+def test_half_of_a_surrogate_pair_is_replaced(server: Served, pieces: Pieces) -> None:
+    pieces.now = [CALL.replace("Rome", "\\ud800")]
+    (call,) = ask(server, CHAT, messages=HI, tools=[WEATHER])["message"]["tool_calls"]
+    assert call["function"]["arguments"] == {"city": "\ufffd", "days": 2}
+
+
 def test_several_calls_have_their_own_lines(server: Served, pieces: Pieces) -> None:
     pieces.now = [CALL, CALL.replace("Rome", "Paris")]
     calls = [

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.extras.responses.response_tools import (
@@ -16,6 +17,7 @@ from streamserve.extras.responses.response_tools import (
     flat_name,
     response_tools,
 )
+from streamserve.protocol.grammar import to_llguidance
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator, Served, scripted
 from tests.api.tool_calls import says
@@ -44,6 +46,7 @@ PATCH = {
     "description": "Edit files.",
     "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /.+/'},
 }
+DATE = {"type": "grammar", "syntax": "regex", "definition": r'on "\d{4}"\n|never'}
 SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}}
 BUILT_IN = [{"type": "web_search", "external_web_access": True}, {"type": "image_generation"}]
 TOOLS = [SHELL, PATCH, *BUILT_IN, AGENTS, {"type": "local_shell"}]
@@ -96,8 +99,9 @@ def test_namespaces_and_custom_tools_are_functions_of_the_prompt(agent: Scripted
     )
     assert patch["parameters"]["required"] == ["input"]
     assert response.headers["warning"] == (
-        '299 streamserve "without effect: tools[].format (the model sees the grammar, but its output is not '
-        'constrained by it), tools[web_search], tools[image_generation], tools[local_shell]"'
+        '299 streamserve "without effect: tools[].format (the model sees the grammar in Lark, but only a '
+        "regular expression constrains its output), tools[web_search], tools[image_generation], "
+        'tools[local_shell]"'
     )
 
 
@@ -195,6 +199,42 @@ def test_a_namespaced_or_custom_tool_can_be_forced(agent: ScriptedGenerator) -> 
             assert (item["name"], item.get("namespace")) == (choice["name"], choice.get("namespace"))
 
 
+def test_some_of_the_tools_can_be_allowed(agent: ScriptedGenerator) -> None:
+    tools = [PATCH, {"type": "function", "name": "wait", "namespace": "multi_agent_v1"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "apply_patch"}]}
+    with scripted(agent) as server:
+        response = server.post(
+            ROUTE, input="hi", tools=TOOLS, tool_choice={**choice, "tools": [*tools, *BUILT_IN]}
+        )
+        assert [each["name"] for each in rendered_functions(agent)] == ["apply_patch", "multi_agent_v1__wait"]
+        (patch,) = [item for item in response.json()["output"] if item["type"] == "custom_tool_call"]
+        assert patch["name"] == "apply_patch"
+        assert server.post(
+            ROUTE, input="hi", tools=TOOLS, tool_choice={**choice, "tools": BUILT_IN}
+        ).is_success
+        assert rendered_functions(agent) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mode": "required", "tools": BUILT_IN}, "tool_choice: allowed_tools must have the mode"),
+        ({"tools": ["a"]}, "tool_choice: type None is not supported"),
+        ({"tools": [{"type": "mcp"}]}, "tool_choice: type 'mcp' is not supported"),
+        (
+            {"tools": None},
+            "tool_choice: allowed_tools must have the mode auto or required, and a list of tools",
+        ),
+        ({"tools": [{"type": "function", "name": "g"}]}, "tool_choice: there is no tool called 'g'"),
+    ],
+)
+def test_other_allowed_tools_are_refused(hello: Served, change: Any, message: str) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", **change}
+    error = hello.post(ROUTE, input="hi", tools=[SHELL], tool_choice=choice).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert error["message"].startswith(message)
+
+
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
@@ -218,10 +258,41 @@ def test_errors_name_the_tool_where_the_client_sent_it(hello: Served, tools: Any
     assert message in error["message"]
 
 
+def test_a_regular_expression_that_no_grammar_can_enforce_is_refused(agent: ScriptedGenerator) -> None:
+    tool = {"type": "custom", "name": "when", "format": {**DATE, "definition": "(?=a)b"}}
+    with scripted(agent) as server:
+        error = server.post(ROUTE, input="hi", tools=[SHELL, tool]).json()["error"]
+    assert error["param"] == "tools"
+    assert error["message"].startswith(
+        "tools[1].format: pattern is not supported here, as no grammar can enforce"
+    )
+
+
 def test_strict_fields_refuse_what_is_left_out(strict: Served) -> None:
     for tool in (*BUILT_IN, PATCH):
         response = strict.post(ROUTE, input="hi", tools=[tool])
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "custom", "name": "when"}])
+def test_a_regular_expression_constrains_the_input(agent: ScriptedGenerator, choice: Any) -> None:
+    tool = {"type": "custom", "name": "when", "format": DATE}
+    with scripted(agent) as server:
+        response = server.post(ROUTE, input="hi", tools=[tool, SHELL], tool_choice=choice)
+    assert response.status_code == 200, response.text
+    assert "warning" not in response.headers
+    assert "The input must match this regular expression" in prompt_of(agent)
+    grammar = agent.submitted[-1].params.grammar
+    assert grammar is not None
+    for text, fits in (('on "2026"\n', True), ("never", True), ('on "26', False), ("nevermore", False)):
+        arguments = json.dumps({"input": text})
+        written = {
+            "auto": f'Hm.<tool_call>{{"name": "when", "arguments": {arguments}}}</tool_call>',
+            "required": f'[{{"name": "when", "parameters": {arguments}}}]',
+        }.get(str(choice), arguments)
+        matcher = LLMatcher(LLTokenizer("byte"), to_llguidance(grammar), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        assert (matcher.try_consume_tokens(list(written.encode())) == len(written)) is fits
 
 
 @settings(max_examples=50)

@@ -211,6 +211,12 @@ def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> Non
         ({"input": ["hi"]}, "input", "expected `object`"),
         ({"input": [{"role": "user"}]}, "input", "input[0].content must be a string or a list of parts"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "references are not supported"),
+        (
+            {"input": [{"role": "user", "content": "a"}, {"type": "compaction", "encrypted_content": "x"}]},
+            "input",
+            "input[1]: only the server that compacted a conversation can read its compaction: send the",
+        ),
+        ({"input": [{"type": "compaction_trigger"}]}, "input", "input[0]: this server does not compact"),
         ({"input": [{"type": "computer_call"}]}, "input", "type 'computer_call' are not supported"),
         ({"input": [{"role": "user", "content": "a", "mood": "glad"}]}, "input", "input[0].mood"),
         (

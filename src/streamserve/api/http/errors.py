@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler, Scope
 
 from streamserve.api.http.error_format import format_of
-from streamserve.api.http.near_paths import near_path
+from streamserve.api.http.near_paths import near_path, similar_path
 from streamserve.protocol.errors import RequestError
 from streamserve.text.prompt_chunks import StaleVersionError
 
@@ -87,7 +87,7 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    near = near_path(request) if error.status_code == 404 else None
+    near = (near_path(request) or similar_path(request)) if error.status_code == 404 else None
     message = {
         404: f"there is no route {request.method} {request.url.path}" + (f": use {near}" if near else ""),
         405: f"{request.url.path} does not take {request.method}",

@@ -251,7 +251,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     tools: Annotated[list[dict[str, Any]], about("functions that the model may call")] = []
     tool_choice: Annotated[
-        str | dict[str, Any] | None, about("none, auto, required, or one function that must be called")
+        str | dict[str, Any] | None,
+        about("none, auto, required, one function that must be called, or some of the tools"),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("if false, the model makes at most one call")] = None
     include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True

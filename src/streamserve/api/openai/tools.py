@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.openai.json_schemas import enforceable
@@ -60,10 +60,12 @@ def requested_tools(
     RequestError naming the field at fault.
     """
     schemas = _schemas(request.tools)
-    choice = _choice(request.tool_choice, schemas)
+    choice, allowed = _choice(request.tool_choice, schemas)
     if choice == "none" or not schemas:
         return None
     parallel = request.parallel_tool_calls is not False
+    offered = [tool for tool in request.tools if tool["function"]["name"] in allowed]
+    usable = {name: schema for name, schema in schemas.items() if name in allowed}
     if choice == "auto":
         format = find_format(parser, tokenizer.template_signs)
         if format is None:
@@ -73,19 +75,19 @@ def requested_tools(
                 "--tool-parser",
                 field="tools",
             )
-        strict = {tool["function"]["name"] for tool in request.tools if tool["function"].get("strict")}
+        strict = {tool["function"]["name"] for tool in offered if tool["function"].get("strict")}
         answer = (
             None if request.response_format is None else response_schema(request.response_format, ignored)
         )
         if not strict and answer is None:
-            return Tools(request.tools, schemas, format, parallel)
+            return Tools(offered, usable, format, parallel)
         constrained = _constrained(request.tools, schemas, strict, ignored)
-        allowed = {**dict.fromkeys(schemas, _ANY), **constrained}
-        check_schemas(allowed if answer is None else {**allowed, "": answer})
-        grammar = _free_calls(format, allowed, tokenizer, thought, answer)
+        followed = {**dict.fromkeys(usable, _ANY), **constrained}
+        check_schemas(followed if answer is None else {**followed, "": answer})
+        grammar = _free_calls(format, followed, tokenizer, thought, answer)
         paths = _paths(schemas, constrained)
-        return Tools(request.tools, schemas, format, parallel, grammar, constrained=paths)
-    chosen = set(schemas) if choice == "required" else {choice}
+        return Tools(offered, usable, format, parallel, grammar, constrained=paths)
+    chosen = set(usable) if choice == "required" else {choice}
     constrained = _constrained(request.tools, schemas, chosen, ignored)
     paths = _paths(schemas, constrained)
     if choice == "required":
@@ -94,9 +96,9 @@ def requested_tools(
         max_calls = MAX_CALLS if parallel else 1
         calls = {"type": "array", "items": call, "minItems": 1, "maxItems": max_calls, "$defs": definitions}
         grammar = json_grammar(calls, "tools")
-        return Tools(request.tools, schemas, REQUIRED, parallel, grammar, constrained=paths)
+        return Tools(offered, usable, REQUIRED, parallel, grammar, constrained=paths)
     grammar = json_grammar(constrained[choice], "tools")
-    return Tools(request.tools, schemas, REQUIRED, False, grammar, choice, paths)
+    return Tools(offered, usable, REQUIRED, False, grammar, choice, paths)
 
 
 def _constrained(
@@ -180,23 +182,42 @@ def _parameters(schema: Any, where: str) -> dict[str, Any]:
     return {"type": "object", **schema}
 
 
-def _choice(choice: Any, schemas: dict[str, dict[str, Any]]) -> str:
-    """Return none, auto, required, or a function's name."""
-    field = "tool_choice"
+def _choice(choice: Any, schemas: dict[str, dict[str, Any]]) -> tuple[str, set[str]]:
+    """Return none, auto, required, or a function's name; and the names of the functions that the model may
+    call."""
+    names = set(schemas)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice, names = _allowed(choice.get("allowed_tools"), schemas)
     if choice is None:
-        return "auto"
+        return "auto", names
     if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or not isinstance(name, str):
-            raise RequestError(
-                f"{field} must name a function, or be one of {', '.join(_CHOICES)}", field=field
-            )
-        if name not in schemas:
-            raise RequestError(f"{field}: there is no tool called {name!r}", field=field)
-        return name
+        return _named(choice, schemas), names
     if choice not in _CHOICES:
-        raise RequestError(f"{field} must be one of {', '.join(_CHOICES)}, or name a function", field=field)
+        _refuse_choice(f" must be one of {', '.join(_CHOICES)}, or name a function")
     if choice == "required" and not schemas:
-        raise RequestError(f"{field} is required, but there are no tools", field=field)
-    return str(choice)
+        _refuse_choice(" is required, but there are no tools")
+    return str(choice), names
+
+
+def _allowed(settings: Any, schemas: dict[str, dict[str, Any]]) -> tuple[str, set[str]]:
+    """Return the mode and the functions of a tool_choice of the type allowed_tools."""
+    given = settings if isinstance(settings, dict) else {}
+    mode, tools = given.get("mode"), given.get("tools")
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        _refuse_choice(": allowed_tools must have the mode auto or required, and a list of tools")
+    return str(mode), {_named(tool, schemas) for tool in tools}
+
+
+def _named(choice: Any, schemas: dict[str, dict[str, Any]]) -> str:
+    """Return the name of the function that a tool_choice, or one of its tools, names."""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(name, str):
+        _refuse_choice(f" must name a function, or be one of {', '.join(_CHOICES)}")
+    if name not in schemas:
+        _refuse_choice(f": there is no tool called {name!r}")
+    return name
+
+
+def _refuse_choice(problem: str) -> NoReturn:
+    raise RequestError(f"tool_choice{problem}", field="tool_choice")

@@ -68,7 +68,7 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     ] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None,
-        about("with messages: none, auto, required, or one function that must be called"),
+        about("with messages: none, auto, required, one function that must be called, or some of the tools"),
     ] = None
     parallel_tool_calls: Annotated[
         bool | None, about("with messages: if false, the model makes at most one call")

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +12,7 @@ from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.disconnect import while_connected
+from streamserve.api.openai.call_arguments import arguments_object
 from streamserve.api.openai.conversation import Conversation
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.logprobs import chat_logprobs
@@ -90,20 +90,10 @@ class AnswerSink:
         """Pass on the open call, if there is one."""
         if self._open is None:
             return
-        (call_id, name), arguments = self._open, _arguments("".join(self._arguments))
+        (call_id, name), arguments = self._open, arguments_object("".join(self._arguments))
         function = OllamaFunction(index=self._calls, name=name, arguments=arguments)
         self._calls, self._open, self._arguments = self._calls + 1, None, []
         await self._emit(AnswerPart(calls=[OllamaCall(id=call_id, function=function)]))
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call. If the text is not a JSON object, because the call was cut short,
-    return it under the key `invalid_json`."""
-    try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"invalid_json": text}
 
 
 @dataclass

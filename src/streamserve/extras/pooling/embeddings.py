@@ -27,8 +27,8 @@ from streamserve.api.pooling import (
     embedding_config,
     longest_text,
     pool,
+    truncated,
 )
-from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.extras.pooling.pooling import OTHER_IN_POOLING
@@ -112,8 +112,8 @@ async def embeddings(context: AppContext, request: Request) -> Response:
         encoder, body.input, body.add_special_tokens, context.settings.max_requests
     )
     limit = longest_text(context, config)
-    if body.truncate_prompt_tokens is not None:
-        prompts = _truncated(context, prompts, body, limit)
+    special = body.add_special_tokens and any(prompt.text is not None for prompt in prompts)
+    prompts = truncated(context, prompts, body.truncate_prompt_tokens, limit, special)
     check_lengths(prompts, limit, "input")
     numbers = len(prompts) * (body.dimensions or size)
     charge.add(numbers * NUMBER_BYTES)
@@ -140,29 +140,6 @@ EMBEDDING_ROUTES: tuple[Route[AppContext], ...] = (
         ),
     ),
 )
-
-
-def _truncated(
-    context: AppContext, prompts: list[EncodedPrompt], body: EmbeddingRequest, limit: int
-) -> list[EncodedPrompt]:
-    """Return prompts of at most `truncate_prompt_tokens` tokens: the first tokens of the text are left out,
-    but not the special tokens that the tokenizer adds. Raises RequestError for an invalid value."""
-    count = limit if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
-    added = any(prompt.text is not None for prompt in prompts) and body.add_special_tokens
-    before, after = context.llm.tokenizer.added_special_tokens if added else ([], [])
-    least = len(before) + len(after) + 1
-    if count is None or not least <= count <= limit:
-        raise RequestError(
-            f"truncate_prompt_tokens must be -1 or between {least} and the {limit} tokens that the model "
-            f"embeds, got {count}",
-            field="truncate_prompt_tokens",
-        )
-    return [
-        prompt
-        if len(prompt.ids) <= count
-        else EncodedPrompt(before + prompt.ids[len(before) + len(prompt.ids) - count :])
-        for prompt in prompts
-    ]
 
 
 def _reply(body: EmbeddingRequest, name: str, config: EmbeddingConfig, pooled: Vectors) -> EmbeddingReply:

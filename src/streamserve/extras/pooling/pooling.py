@@ -18,7 +18,6 @@ OTHER_IN_POOLING = OtherFields(
         "softmax": (),
         "task": (),
         "truncate": (),
-        "truncate_prompt_tokens": (),
         "truncation": (False,),
         "truncation_side": (),
         "use_activation": (True,),

@@ -24,7 +24,17 @@ from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
 from streamserve.api.openai.prompts import Encoder
 from streamserve.api.openai.schemas import Model, about
-from streamserve.api.pooling import PoolingUsage, Vectors, check_count, check_lengths, longest_text, pool
+from streamserve.api.pooling import (
+    PoolingUsage,
+    Vectors,
+    check_count,
+    check_lengths,
+    checked_truncation,
+    longest_text,
+    pool,
+    truncated,
+)
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.extras.pooling.pooling import OTHER_IN_POOLING
 from streamserve.protocol.errors import RequestError
@@ -32,13 +42,23 @@ from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from streamserve.text.embedding import embedding, embedding_params, similarity
 from streamserve.text.prompt_text import PromptText
-from streamserve.text.reranker import RerankScoring
+from streamserve.text.reranker import END, RerankScoring
 
 _LARGE_TEXTS = 1 << 16
 """Texts with more characters in all are searched for special tokens in the side thread."""
 
 Pairs = list[tuple[str, str]]
 """Pairs of a query and a document."""
+
+
+TruncateTo = Annotated[
+    int | None,
+    about(
+        "maximum number of tokens of each prompt: with --task score a document loses its last tokens, with "
+        "an embedding model a text its first tokens; -1: as many as the model takes",
+        minimum=-1,
+    ),
+]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +89,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "the query"
         ),
     ] = None
+    truncate_prompt_tokens: TruncateTo = None
     priority: Annotated[int, about("requests with a lower value are served first")] = 0
     user: Annotated[str | None, about("accepted without effect")] = None
 
@@ -90,6 +111,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "the query"
         ),
     ] = None
+    truncate_prompt_tokens: TruncateTo = None
     priority: Annotated[int, about("requests with a lower value are served first")] = 0
     user: Annotated[str | None, about("accepted without effect")] = None
 
@@ -222,6 +244,11 @@ async def _judged(
 
     large = sum(len(query) + len(document) for query, document in pairs) > _LARGE_TEXTS
     prompts = await encoder.encode(await context.side_thread.run_if(large, texts), False, encoder.field)
+    if body.truncate_prompt_tokens is not None:
+        queries = dict.fromkeys(query for query, _ in pairs)
+        empty = [scoring.prompt(literal(query), "", instruction) for query in queries]
+        without = await encoder.encode(empty, False, encoder.field)
+        prompts = _truncated(context, prompts, without, body.truncate_prompt_tokens)
     check_lengths(prompts, context.llm.model.max_model_len, encoder.field)
     params = SamplingParams(
         max_tokens=0, temperature=0.0, pooling=Pooling("logits", (scoring.no, scoring.yes))
@@ -229,6 +256,22 @@ async def _judged(
     pooled = await pool(context, kind, prompts, params, options)
     logits = [np.frombuffer(vector, "<f4").astype(float) for vector in pooled.vectors]
     return [probability(float(yes) - float(no)) for no, yes in logits], pooled
+
+
+def _truncated(
+    context: AppContext, prompts: list[EncodedPrompt], without: list[EncodedPrompt], truncate_to: int
+) -> list[EncodedPrompt]:
+    """Return prompts of at most `truncate_to` tokens: the last tokens of a document are left out. `without`
+    are the prompts without their documents. Raises RequestError as `checked_truncation` does."""
+    least = 1 + max(len(prompt.ids) for prompt in without)
+    count = checked_truncation(truncate_to, least, context.llm.model.max_model_len)
+    end = len(context.llm.tokenizer.encode(END, add_special_tokens=False))
+    return [
+        prompt
+        if len(prompt.ids) <= count
+        else EncodedPrompt(prompt.ids[: count - end] + prompt.ids[len(prompt.ids) - end :])
+        for prompt in prompts
+    ]
 
 
 async def _compared(
@@ -253,7 +296,9 @@ async def _compared(
     large = sum(map(len, texts)) > _LARGE_TEXTS
     prompt_texts = await context.side_thread.run_if(large, lambda: list(map(literal, texts)))
     prompts = await encoder.encode(prompt_texts, True, encoder.field)
-    check_lengths(prompts, longest_text(context, config), encoder.field)
+    limit = longest_text(context, config)
+    prompts = truncated(context, prompts, body.truncate_prompt_tokens, limit, special=True)
+    check_lengths(prompts, limit, encoder.field)
     encoder.charge.add(2 * len(prompts) * 4 * context.llm.model.hidden_size)
     pooled = await pool(context, kind, prompts, embedding_params(config), options)
     vectors = [embedding(vector, config) for vector in pooled.vectors]

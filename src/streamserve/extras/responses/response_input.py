@@ -41,6 +41,17 @@ SKIPPED_ITEMS = frozenset(
 )
 """Items about tools that other servers run. They are left out of the prompt with a warning."""
 
+_SUMMARY = "send the summary as a message"
+_ENCRYPTED = f"only the server that compacted a conversation can read its compaction: {_SUMMARY}"
+_REFUSED_ITEMS = {
+    "compaction": _ENCRYPTED,
+    "compaction_summary": _ENCRYPTED,
+    "compaction_trigger": f"this server does not compact conversations: ask for a summary, and {_SUMMARY}",
+    "item_reference": "references are not supported: send the item itself, or previous_response_id",
+}
+"""What to send instead of items that are refused because the prompt would lack their text. The first name of
+Codex for compactions was compaction_summary."""
+
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -152,8 +163,8 @@ def input_items(body: ResponseRequest) -> list[dict[str, Any]]:
 
 def _checked_kind(item: dict[str, Any], where: str) -> str:
     kind = item.get("type") or "message"
-    if kind == "item_reference":
-        _refuse(f"{where}: references are not supported: send the item itself, or previous_response_id")
+    if isinstance(kind, str) and kind in _REFUSED_ITEMS:
+        _refuse(f"{where}: {_REFUSED_ITEMS[kind]}")
     if not isinstance(kind, str) or kind not in ITEM_FIELDS:
         _refuse(f"{where}: items of type {kind!r} are not supported")
     for name, value in item.items():

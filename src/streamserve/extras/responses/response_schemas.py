@@ -53,7 +53,8 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
         about("tools that may be called: functions, custom tools, and namespaces of both"),
     ] = msgspec.field(default_factory=list)
     tool_choice: Annotated[
-        str | dict[str, Any] | None, about("none, auto, required, or a function or a custom tool by name")
+        str | dict[str, Any] | None,
+        about("none, auto, required, a function or a custom tool by name, or some of the tools"),
     ] = None
     parallel_tool_calls: Annotated[bool, about("whether several functions may be called in one response")] = (
         True

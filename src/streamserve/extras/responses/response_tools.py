@@ -29,7 +29,7 @@ SKIPPED_TOOLS = frozenset(
 INPUT = "input"
 """The parameter of the function in place of a custom tool."""
 
-_NOT_ENFORCED = " (the model sees the grammar, but its output is not constrained by it)"
+_NOT_ENFORCED = " (the model sees the grammar in Lark, but only a regular expression constrains its output)"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ def response_tools(tools: Sequence[dict[str, Any]], ignored: IgnoredFields) -> R
         if isinstance(name, str):
             function["name"] = flat_name(namespace, name)
             converted.origins[function["name"]] = ToolOrigin(name, namespace, custom)
-        converted.names[f"tools[{len(converted.functions)}].function"] = path
+        where = f"tools[{len(converted.functions)}].function"
+        if custom:
+            converted.names[f"{where}.parameters.properties.{INPUT}"] = f"{path}.format"
+        converted.names[where] = path
         converted.functions.append({"type": "function", "function": function})
     return converted
 
@@ -103,12 +106,32 @@ def chosen_tool(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | N
     """Convert tool_choice to the form of chats. Raises RequestError for a type that is not supported."""
     if not isinstance(choice, dict):
         return choice
+    return _allowed_tools(choice) if choice.get("type") == "allowed_tools" else _named_function(choice)
+
+
+def _allowed_tools(choice: Mapping[str, Any]) -> str | dict[str, Any]:
+    """Convert the choice of some of the tools. The tools that are left out count as not called."""
+    mode, tools = choice.get("mode"), choice.get("tools")
+    if isinstance(tools, list):
+        given = [tool if isinstance(tool, dict) else {} for tool in tools]
+        tools = [_named_function(tool) for tool in given if not _is_skipped(tool.get("type"))]
+        if given and not tools and mode == "auto":
+            return "none"
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def _named_function(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the choice of a function or a custom tool in the form of chats."""
     if choice.get("type") not in ("function", "custom"):
         raise RequestError(f"tool_choice: type {choice.get('type')!r} is not supported", field="tool_choice")
     name, namespace = choice.get("name"), choice.get("namespace")
     if isinstance(name, str) and isinstance(namespace, str):
         name = flat_name(namespace, name)
     return {"type": "function", "function": {"name": name}}
+
+
+def _is_skipped(kind: Any) -> bool:
+    return isinstance(kind, str) and kind in SKIPPED_TOOLS
 
 
 def _flattened(
@@ -127,7 +150,7 @@ def _flattened(
                 if not isinstance(inner, dict) or inner.get("type") not in ("function", "custom"):
                     _refuse(f"{where} must have the type function or custom")
                 yield where, inner, namespace, about if number == 0 else ""
-        elif isinstance(kind, str) and kind in SKIPPED_TOOLS:
+        elif _is_skipped(kind):
             ignored.add(f"tools[{kind}]")
         else:
             _refuse(f"{path}: type {kind!r} is not supported, only function, custom and namespace are")
@@ -153,27 +176,33 @@ def _function(tool: Mapping[str, Any], ignored: IgnoredFields) -> dict[str, Any]
 
 
 def _custom(tool: Mapping[str, Any], path: str, ignored: IgnoredFields) -> dict[str, Any]:
-    """Return a function with one parameter, the input's text. A grammar of the input is described."""
+    """Return a function with one parameter, the input's text. A grammar of the input is described; a regular
+    expression is also a part of the schema, which is strict."""
     about, format = tool.get("description"), tool.get("format") or {"type": "text"}
     if not isinstance(about, str | None):
         _refuse(f"{path}.description must be a string")
     if not isinstance(format, dict) or format.get("type") not in ("text", "grammar"):
         _refuse(f"{path}.format must have a type: text or grammar")
+    text = {"type": "string", "description": "the whole input of the tool, as text"}
+    strict: dict[str, Any] = {}
     if format["type"] == "grammar":
         syntax, definition = format.get("syntax"), format.get("definition")
         if syntax not in ("lark", "regex") or not isinstance(definition, str):
             _refuse(f"{path}.format must have a syntax, lark or regex, and a definition")
-        ignored.add("tools[].format", _NOT_ENFORCED)
+        if syntax == "regex":
+            text["pattern"], strict = f"^(?:{definition})$", {"strict": True}
+        else:
+            ignored.add("tools[].format", _NOT_ENFORCED)
         rule = "regular expression" if syntax == "regex" else "grammar in Lark"
         about = "\n\n".join(filter(None, (about, f"The {INPUT} must match this {rule}:\n{definition}")))
     parameters = {
         "type": "object",
-        "properties": {INPUT: {"type": "string", "description": "the whole input of the tool, as text"}},
+        "properties": {INPUT: text},
         "required": [INPUT],
         "additionalProperties": False,
     }
     described = {"description": about} if about else {}
-    return {"name": tool.get("name"), **described, "parameters": parameters}
+    return {"name": tool.get("name"), **described, **strict, "parameters": parameters}
 
 
 def _refuse(message: str) -> NoReturn:

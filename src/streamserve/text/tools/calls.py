@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from streamserve.text.tools.json_call import JsonCall
 from streamserve.text.tools.literals import LiteralReader
 from streamserve.text.tools.values import begins
-from streamserve.text.tools.xml_call import XmlCall
+from streamserve.text.tools.xml_call import OPENING, PARAMETER, PARTIAL_PARAMETER, XmlCall
 
 Syntax = Literal["json", "named", "python", "gemma", "xml"]
 Schema = Mapping[str, Any]
@@ -105,7 +105,9 @@ def unopened_heads(syntaxes: Sequence[Syntax], tools: Iterable[str], closed: boo
     return tuple(form % name for syntax in syntaxes for form in forms.get(syntax, ()) for name in names)
 
 
-def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> CallHead | Literal["undecided"] | None:
+def find_head(
+    text: str, syntaxes: tuple[Syntax, ...], schemas: Mapping[str, Schema], final: bool
+) -> CallHead | Literal["undecided"] | None:
     """Return the head of the call that `text` begins with; None if it begins with no call.
 
     Returns "undecided" if that depends on more text, unless `text` is the `final` text.
@@ -113,6 +115,8 @@ def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> CallHead 
     undecided = False
     for syntax in syntaxes:
         end, name = _head(text, syntax)
+        if end == -1 and syntax == "xml":
+            end, name = _unnamed_head(text, schemas)
         if end is None:
             undecided = True
         elif end >= 0:
@@ -132,9 +136,7 @@ def begin_call(
         return XmlCall(head.name, schema, marks)
     if head.syntax == "python":
         return LiteralCall(head.name, LiteralReader(keywords=True, lenient="after_key", marks=marks))
-    properties = schema.get("properties")
-    keys = tuple(properties) if isinstance(properties, Mapping) else ()
-    reader = LiteralReader(ESCAPE, lenient="after_key", marks=marks, keys=keys)
+    reader = LiteralReader(ESCAPE, lenient="after_key", marks=marks, keys=_keys(schema))
     reader.feed("{")
     return LiteralCall(head.name, reader)
 
@@ -158,6 +160,21 @@ def _head(text: str, syntax: Syntax) -> tuple[int | None, str | None]:
     if not text.startswith(after, end):
         return -1, None
     return (end if syntax == "named" else end + len(after)), match[0]
+
+
+def _unnamed_head(text: str, schemas: Mapping[str, Schema]) -> tuple[int | None, str | None]:
+    """Return the head of a call in tags without its name, like `_head`: it calls the one tool that has the
+    first parameter."""
+    parameter = PARAMETER.match(text)
+    if parameter is None:
+        return (None if PARTIAL_PARAMETER.fullmatch(text) or OPENING.startswith(text) else -1), None
+    names = [name for name, schema in schemas.items() if parameter[1] in _keys(schema)]
+    return (0, names[0]) if len(names) == 1 else (-1, None)
+
+
+def _keys(schema: Schema) -> tuple[str, ...]:
+    properties = schema.get("properties")
+    return tuple(properties) if isinstance(properties, Mapping) else ()
 
 
 def _after_separators(text: str, end: int) -> int | None:

@@ -158,7 +158,7 @@ class ToolCallParser:
         if pending[0].isspace() or around or (self._gap == _AFTER_CALL and pending[0] in _BRACKETS):
             self._skipped += self._consume(1)
             return True
-        head = find_head(pending, format.syntaxes, final) if self._opened else None
+        head = find_head(pending, format.syntaxes, self._tools, final) if self._opened else None
         if head == "undecided":
             return False
         if head is None or (head.name is not None and tool_called(head.name, self._tools) is None):

@@ -14,8 +14,8 @@ FUNCTION, OPENING, BETWEEN, CLOSING, END = "<function=", "<parameter=", ">", "</
 MAX_REFERENCES = 8
 """Maximum number of references of a schema that are followed, one after the other."""
 _KEY = r"[^<>\r\n]{1,256}"
-_PARTIAL_PARAMETER = re.compile(f"{OPENING}({_KEY})?")
-_PARAMETER = re.compile(f"{OPENING}({_KEY}){BETWEEN}")
+PARTIAL_PARAMETER = re.compile(f"{OPENING}({_KEY})?")
+PARAMETER = re.compile(f"{OPENING}({_KEY}){BETWEEN}")
 _TYPES = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
 
 
@@ -76,11 +76,11 @@ class XmlCall:
             self._end_call()
         if tag is not None:
             return at + len(tag)
-        parameter = _PARAMETER.match(text, at)
+        parameter = PARAMETER.match(text, at)
         if parameter is not None:
             self._begin_value(parameter[1])
             return parameter.end()
-        partial = _PARTIAL_PARAMETER.match(text, at)
+        partial = PARTIAL_PARAMETER.match(text, at)
         whole = partial is not None and partial.end() == len(text)
         again_begins = begins(text, at, again, final)
         interrupted = begins(text, at, (*self._marks, CLOSING, END, OPENING), final)
