@@ -13,9 +13,9 @@ MAX_DIGITS = 10
 
 
 def end_of_text_ids(folder: Path, config: Fields, default: int | None, vocab_size: int) -> tuple[int, ...]:
-    """Return all ids that `config`, generation_config.json or the tokenizer's files name. Chat models often
-    list their end-of-turn token in only one of these files. Ids outside of the vocabulary are left out with a
-    warning.
+    """Return the ids of all tokens that `config`, generation_config.json or the tokenizer's files name as
+    ends of a text. Chat models often list their end-of-turn token in only one of these files. Ids outside of
+    the vocabulary are left out with a warning.
 
     `default` is the id in transformers' configuration class. As in transformers, it is used if `config` lacks
     the field (null means none) and generation_config.json names no id. Raises CheckpointError for a value

@@ -18,8 +18,8 @@ from streamserve.execution.compute.kv_cache import KVCache
 
 
 class KVLanding:
-    """The landing memory of all KV cache groups. `memory` (bytes) has `num_blocks` blocks of each of the
-    `caches`, in their order. `taken` counts copied blocks."""
+    """The landing memory of all KV cache groups. `memory`, a tensor of bytes, has `num_blocks` blocks of each
+    of the `caches`, in their order. `taken` counts copied blocks."""
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int, memory: Tensor) -> None:
         self._device = caches[0].data.device
