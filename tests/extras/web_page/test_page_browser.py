@@ -88,6 +88,33 @@ def test_a_chat_with_figures(page: Page, playbook: Playbook) -> None:
     expect(figures.locator(".target.missed dd")).to_have_text("per token 80 ms, target 50 ms: missed")
 
 
+def test_a_new_chat_begins_with_the_defaults(page: Page, playbook: Playbook) -> None:
+    count = page.locator("#settings-count")
+    page.select_option("#model", "<b>other")
+    page.click("#to-settings")
+    page.fill("#setting-extra", '{"response_format": {"type": "json_object"}, "seed": 3}')
+    page.fill("#setting-temperature", "0.5")
+    page.press("#setting-temperature", "Tab")
+    page.select_option("#setting-ahead", "never")  # of the page, not of the conversation
+    page.click("#close-settings")
+    expect(count).to_have_text("2")
+    boxes = [page.locator(name).bounding_box() for name in ("#to-settings .icon", "#settings-count")]
+    assert boxes[0] and boxes[1] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    say(page, "Hello")
+    answered(page, "hello")
+    assert (playbook.params[-1].seed, playbook.params[-1].temperature) == (3, 0.5)
+    page.click("#new")
+    expect(count).to_be_hidden()
+    say(page, "Hello again")
+    answered(page, "hello")
+    assert playbook.params[-1].seed != 3
+    assert playbook.params[-1].temperature == 1
+    assert page.input_value("#setting-ahead") == "never"
+    assert page.input_value("#model") == "<b>other"
+    page.locator("#history .title", has_text="Hello").last.click()
+    expect(count).to_have_text("2")
+
+
 def test_stop_ends_the_generation(page: Page, playbook: Playbook) -> None:
     before = playbook.abandoned
     say(page, "Go on forever")
@@ -153,6 +180,23 @@ def test_history_survives_a_reload_and_stays_in_the_browser(page: Page) -> None:
     expect(titles).to_have_count(0)
     assert stored(page) == []
     assert page.context.cookies() == []
+
+
+def test_a_reload_keeps_the_open_chat_and_what_has_come_of_an_answer(page: Page) -> None:
+    say(page, "First words")
+    answered(page, "hello")
+    page.click("#new")
+    say(page, "Go on forever")
+    answer = page.locator(".message.assistant")
+    expect(answer).to_contain_text("more more more")
+    page.reload()
+    expect(page.locator(".typed")).to_have_text("Go on forever")
+    expect(answer).to_contain_text("more more more")
+    expect(answer.locator(".problem.mild")).to_have_text("Stopped.")
+    expect(page.locator("#history li:has([aria-current])")).to_have_text("Go on forever")
+    page.click("#new")
+    page.reload()
+    expect(page.locator("#welcome")).to_be_visible()
 
 
 def test_markdown_is_shown_and_markup_is_only_text(page: Page) -> None:
@@ -302,6 +346,7 @@ def test_models_are_chosen_by_name(page: Page, stage: Served) -> None:
     assert json.loads(sent.value.post_data or "")["model"] == "<b>other"
     page.evaluate("localStorage.setItem('streamserve.settings', '{\"model\": \"gone\"}')")
     page.reload()
+    page.click("#new")
     say(page, "Who is left?")
     answered(page, "hello")
 

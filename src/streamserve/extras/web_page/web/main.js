@@ -103,6 +103,7 @@ function countSettings() {
   const count = changedCount(chat.conversation.settings);
   at("settings-count").textContent = count || "";
   at("settings-count").hidden = !count;
+  at("to-settings").title = count ? `Settings: ${count} changed` : "Settings";
 }
 
 function setSettings(shown) {

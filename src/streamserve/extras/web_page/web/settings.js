@@ -45,14 +45,21 @@ export const GROUPS = [
   },
 ];
 
-const OF_PAGE = new Set(["system", "extra", "ahead", "model"]);
+const NOT_SENT = new Set(["system", "extra", "ahead", "model"]);      // as fields of their name
+const OF_PAGE = ["model", "ahead"];
 const FIELDS = GROUPS.flatMap((group) => group.fields);
+
+/** Return the settings that a new conversation takes from the latest one. All others belong to one conversation. */
+export const pageSettings = (settings) => Object.fromEntries(OF_PAGE.filter((name) => settings[name] !== undefined).map((name) => [name, settings[name]]));
+
+/** Return the settings that belong to one conversation. */
+export const chatSettings = (settings) => Object.fromEntries(Object.entries(settings).filter(([name]) => !OF_PAGE.includes(name)));
 
 /** Return the request's fields that the settings set. Throws SyntaxError if the further fields are no JSON object. */
 export function requestFields(settings) {
   const body = settings.model ? { model: settings.model } : {};
   for (const { name, path = [name] } of FIELDS) {
-    if (OF_PAGE.has(name) || settings[name] === undefined) continue;
+    if (NOT_SENT.has(name) || settings[name] === undefined) continue;
     const [outer, inner] = path;
     body[outer] = inner ? { ...body[outer], [inner]: settings[name] } : settings[name];
   }
@@ -66,8 +73,8 @@ function furtherFields(text) {
   return value;
 }
 
-/** Return how many settings differ from the defaults. */
-export const changedCount = (settings) => FIELDS.filter(({ name }) => settings[name] !== undefined && settings[name] !== "").length;
+/** Return how many settings of a conversation differ from the defaults. */
+export const changedCount = (settings) => Object.keys(chatSettings(settings)).length;
 
 /** Return the panel's groups for these settings; `changed` is called with a field's name and value, or undefined. */
 export const panel = (settings, changed) =>
