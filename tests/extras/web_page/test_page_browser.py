@@ -393,6 +393,20 @@ def test_samples_are_taken_gently(page: Page) -> None:
     assert asked == []
 
 
+def test_a_theme_is_chosen_or_the_system_s(page: Page) -> None:
+    dark = "getComputedStyle(document.body).backgroundColor === 'rgb(20, 22, 24)'"
+    page.emulate_media(color_scheme="light")
+    page.select_option("#theme", "dark")
+    assert page.evaluate(dark)
+    page.reload()
+    assert page.evaluate(dark)
+    page.select_option("#theme", "light")
+    page.emulate_media(color_scheme="dark")
+    assert not page.evaluate(dark)
+    page.select_option("#theme", "")
+    assert page.evaluate(dark)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_screens(page: Page, stage: Served, scheme: Any) -> None:
     page.set_viewport_size(NARROW)

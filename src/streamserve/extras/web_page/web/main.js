@@ -4,12 +4,12 @@ import { ApiError, json, onKeyNeeded, useKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { at, el } from "./dom.js";
 import { Fleet } from "./fleet.js";
+import { NARROW, setSide, sideCovers } from "./frame.js";
 import { showHistory } from "./history.js";
 import { changedCount, panel } from "./settings.js";
 import * as store from "./store.js";
 
 const CHECK = 15_000;      // milliseconds between health checks
-const NARROW = window.matchMedia("(max-width: 60rem)");
 
 const chat = new Chat(() => list());
 const fleet = new Fleet();
@@ -112,16 +112,8 @@ function setSettings(shown) {
   (shown ? at("close-settings") : at("to-settings")).focus();
 }
 
-function setSide(shown) {
-  document.body.classList.toggle("side-shown", shown);
-  document.body.classList.toggle("side-hidden", !shown);
-  at("to-side").setAttribute("aria-expanded", String(shown));
-}
-
 at("to-settings").addEventListener("click", () => setSettings(at("settings").hidden));
 at("close-settings").addEventListener("click", () => setSettings(false));
-at("to-side").addEventListener("click", () => setSide(at("side").offsetParent === null || getComputedStyle(at("side")).visibility === "hidden"));
-at("shade").addEventListener("click", () => setSide(false));
 at("new").addEventListener("click", () => open());
 for (const kind of ["markdown", "json"]) {
   at(`export-${kind}`).addEventListener("click", () => {
@@ -146,7 +138,7 @@ document.addEventListener("keydown", (event) => {
 function escape() {
   if (at("export").open) at("export").open = false;
   else if (!at("settings").hidden) setSettings(false);
-  else if (NARROW.matches && document.body.classList.contains("side-shown")) setSide(false);
+  else if (sideCovers()) setSide(false);
   else chat.stop();
 }
 
