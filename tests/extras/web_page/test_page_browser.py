@@ -115,6 +115,37 @@ def test_a_new_chat_begins_with_the_defaults(page: Page, playbook: Playbook) -> 
     expect(count).to_have_text("2")
 
 
+def test_presets_are_saved_chosen_and_deleted(page: Page, playbook: Playbook) -> None:
+    preset = page.locator("#preset")
+    page.click("#to-settings")
+    page.fill("#setting-system", "Be brief.")
+    page.fill("#setting-temperature", "0.25")
+    page.press("#setting-temperature", "Tab")
+    expect(preset.locator("option:checked")).to_have_text("(not saved)")
+    page.fill("#preset-name", EVIL[:60])
+    page.press("#preset-name", "Enter")
+    expect(preset).to_have_value(EVIL[:60])
+    page.reload()
+    page.click("#new")
+    page.click("#to-settings")
+    expect(preset).to_have_value("")
+    assert page.input_value("#setting-temperature") == ""
+    preset.select_option(EVIL[:60])
+    assert page.input_value("#setting-temperature") == "0.25"
+    expect(page.locator("#settings-count")).to_have_text("2")
+    say(page, "Hello")
+    answered(page, "hello")
+    assert playbook.params[-1].temperature == 0.25
+    assert "system\nBe brief." in playbook.prompts[-1]
+    preset.select_option("")
+    expect(page.locator("#settings-count")).to_be_hidden()
+    assert page.input_value("#setting-system") == ""
+    preset.select_option(EVIL[:60])
+    page.get_by_label("Delete preset").click()
+    expect(preset.locator("option")).to_have_text(["Defaults", "(not saved)"])
+    assert page.input_value("#setting-temperature") == "0.25"
+
+
 def test_stop_ends_the_generation(page: Page, playbook: Playbook) -> None:
     before = playbook.abandoned
     say(page, "Go on forever")

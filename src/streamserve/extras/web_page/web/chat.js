@@ -62,6 +62,16 @@ export class Chat {
     if (value === undefined) delete settings[name];
     else settings[name] = value;
     store.saveSettings(settings);
+    this.#settingsChanged();
+  }
+
+  /** Replace the conversation's settings by a preset. */
+  choose(preset) {
+    this.conversation.settings = { ...pageSettings(this.conversation.settings), ...preset };
+    this.#settingsChanged();
+  }
+
+  #settingsChanged() {
     if (Object.keys(this.conversation.nodes).length) this.#save();
     this.#composer.refresh();
   }

@@ -6,6 +6,7 @@ import { at, el } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { NARROW, setSide, sideCovers } from "./frame.js";
 import { showHistory } from "./history.js";
+import { presetGroup } from "./presets.js";
 import { changedCount, panel } from "./settings.js";
 import * as store from "./store.js";
 
@@ -95,7 +96,9 @@ at("key-form").addEventListener("submit", (event) => {
 
 function showSettings() {
   const { settings } = chat.conversation;
-  at("fields").replaceChildren(...panel(settings, (name, value) => { chat.set(name, value); countSettings(); }));
+  const presets = presetGroup(settings, (preset) => { chat.choose(preset); showSettings(); });
+  const changed = (name, value) => { chat.set(name, value); presets.show(); countSettings(); };
+  at("fields").replaceChildren(presets.group, ...panel(settings, changed));
   countSettings();
 }
 

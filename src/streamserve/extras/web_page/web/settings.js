@@ -13,12 +13,12 @@ export const GROUPS = [
   {
     title: "Sampling",
     fields: [
-      { name: "temperature", kind: "number", label: "Temperature", min: 0, max: 100, step: 0.1, hint: "0: always the most likely token" },
-      { name: "top_p", kind: "number", label: "Top p", min: 0, max: 1, step: 0.05, hint: "the most likely tokens up to this total probability" },
+      { name: "temperature", kind: "number", label: "Temperature", min: 0, max: 100, step: 0.01, hint: "0: always the most likely token" },
+      { name: "top_p", kind: "number", label: "Top p", min: 0, max: 1, step: 0.01, hint: "the most likely tokens up to this total probability" },
       { name: "top_k", kind: "number", label: "Top k", min: 0, max: 1_000_000, step: 1, hint: "this many most likely tokens; 0: all" },
       { name: "min_p", kind: "number", label: "Min p", min: 0, max: 1, step: 0.01, hint: "at least this share of the highest probability" },
-      { name: "frequency_penalty", kind: "number", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "subtracted for each occurrence of a token" },
-      { name: "presence_penalty", kind: "number", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "subtracted once for tokens that occurred" },
+      { name: "frequency_penalty", kind: "number", label: "Frequency penalty", min: -2, max: 2, step: 0.01, hint: "subtracted for each occurrence of a token" },
+      { name: "presence_penalty", kind: "number", label: "Presence penalty", min: -2, max: 2, step: 0.01, hint: "subtracted once for tokens that occurred" },
       { name: "seed", kind: "number", label: "Seed", min: -(2 ** 53), max: 2 ** 53, step: 1, hint: "the same seed gives the same text" },
       { name: "max_tokens", kind: "number", label: "Max tokens", min: 1, max: 2 ** 31, step: 1, hint: "length limit of the answer" },
       { name: "stop", kind: "lines", label: "Stop at", rows: 1, hint: "texts that end the answer, one per line" },

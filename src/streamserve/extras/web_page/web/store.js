@@ -2,6 +2,7 @@
 
 const CHAT = "streamserve.chat.";
 const SETTINGS = "streamserve.settings";
+const PRESETS = "streamserve.presets";
 const OPEN = "streamserve.open";      // in the storage of this tab
 
 /** Return all stored conversations, the one used last first. Entries that cannot be read are left out. */
@@ -31,6 +32,12 @@ export const loadSettings = () => parsed(localStorage.getItem(SETTINGS)) ?? {};
 
 /** Store the settings that were changed last. */
 export const saveSettings = (settings) => stored(SETTINGS, settings);
+
+/** Return the presets: settings by name. */
+export const presets = () => new Map(parsed(localStorage.getItem(PRESETS)) ?? []);
+
+/** Store the presets. Returns whether there was space for them. */
+export const savePresets = (presets) => stored(PRESETS, [...presets]);
 
 /** Call a listener when another tab has changed the history. */
 export function onChange(listener) {
