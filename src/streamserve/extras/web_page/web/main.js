@@ -57,11 +57,14 @@ async function loadModels() {
   chat.offerIdeas();
   showModel();
   fleet.start();
+  showSettings();
 }
 
 function showModel() {
+const chosenModel = () => models.find(({ id }) => id === chat.conversation.settings.model) ?? models[0];
+
   const { settings } = chat.conversation;
-  const chosen = models.find(({ id }) => id === settings.model) ?? models[0];
+  const chosen = chosenModel();
   if (chosen && settings.model !== chosen.id) delete settings.model;      // the server has others now
   const options = models.map(({ id, state }) => el("option", { value: id, text: state && state !== "loaded" ? `${id} (${state})` : id }));
   at("model").replaceChildren(...options);
@@ -77,6 +80,7 @@ at("model").addEventListener("change", () => {
   chat.set("model", at("model").value);
   showModel();
 });
+  showSettings();
 
 // The key.
 
@@ -98,7 +102,7 @@ function showSettings() {
   const { settings } = chat.conversation;
   const presets = presetGroup(settings, (preset) => { chat.choose(preset); showSettings(); });
   const changed = (name, value) => { chat.set(name, value); presets.show(); countSettings(); };
-  at("fields").replaceChildren(presets.group, ...panel(settings, changed));
+  at("fields").replaceChildren(presets.group, ...panel(settings, chosenModel()?.default_sampling ?? {}, changed));
   countSettings();
 }
 
