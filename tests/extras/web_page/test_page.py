@@ -83,12 +83,14 @@ def test_every_part_that_a_script_looks_for_is_there() -> None:
     scripts = "".join(text for name, text in SCRIPTS.items() if name != "docs.js")
     named = set(re.findall(r'\bat\("([\w-]+)"\)', scripts))
     assert len(named) > 40
-    ids = set(Parts(PAGES["index.html"]).ids)
+    common = PAGES["icons.html"] + PAGES["nav.html"]
+    ids = set(Parts(PAGES["index.html"] + common).ids)
     assert named <= ids
     icons = set(re.findall(r'icon(?:Button)?\("(\w+)"', "".join(SCRIPTS.values())))
     assert len(icons) >= 10
     assert {f"icon-{name}" for name in icons} <= ids
-    assert set(re.findall(r'\bat\("([\w-]+)"\)', SCRIPTS["docs.js"])) <= set(Parts(PAGES["docs.html"]).ids)
+    named = set(re.findall(r'\bat\("([\w-]+)"\)', SCRIPTS["docs.js"] + SCRIPTS["frame.js"]))
+    assert named <= set(Parts(PAGES["docs.html"] + common).ids)
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
@@ -101,7 +103,7 @@ def test_only_scripts_with_its_nonce_may_run(hello: Served, path: str) -> None:
     assert first.headers["content-type"] == "text/html; charset=utf-8"
     assert first.headers["cache-control"] == "no-store"
     assert "unsafe" not in first.headers["content-security-policy"]
-    assert not re.search(r"{(?:assets|nonce|title|contents|routes)}", first.text)
+    assert not re.search(r"{(?:assets|nonce|title|contents|routes|icons|nav)}", first.text)
     assert first.text.count("<script") == 1
 
 

@@ -513,3 +513,31 @@ def test_failures_are_told(browser: Browser, stage: Served) -> None:
         page.unroute("**/v1/chat/completions")
         page.locator(".message").last.get_by_label("Regenerate").click()
         answered(page, "hello")
+def test_the_reference_has_the_frame_of_the_page(page: Page) -> None:
+    side = "[...document.querySelectorAll('#side, .views, .views a, #bar')].map((part) => {"
+    side += "const box = part.getBoundingClientRect();"
+    side += "return [part.id, box.x, box.y, box.width]; })"
+    page.select_option("#theme", "dark")
+    page.wait_for_timeout(300)
+    shown = page.evaluate(side)
+    page.click("#to-docs")
+    expect(page.locator("#to-docs")).to_have_attribute("aria-current", "page")
+    expect(page.locator("#theme")).to_have_value("dark")
+    page.wait_for_timeout(300)
+    for there, here in zip(shown[1:], page.evaluate(side)[1:], strict=True):
+        assert here[1:4] == there[1:4], here[0]
+    page.click("#to-fleet")
+    expect(page.locator(".worker")).to_have_count(2)
+
+
+def test_settings_show_the_defaults_of_the_model(browser: Browser, actor: ScriptedGenerator) -> None:
+    with (
+        scripted(actor, ApiSettings(default_sampling={"temperature": 0.6, "top_k": 20})) as server,
+        opened(browser, server) as page,
+    ):
+        page.click("#to-settings")
+        for name, value in (("temperature", "0.6"), ("top_p", "1"), ("top_k", "20"), ("seed", "random")):
+            expect(page.locator(f"#setting-{name}")).to_have_attribute("placeholder", value)
+        expect(page.locator("#settings")).not_to_contain_text("default")
+
+
