@@ -356,6 +356,20 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     page.keyboard.press("ArrowUp")
     expect(page.locator(".editor textarea")).to_be_focused()
     page.keyboard.press("Escape")
+def test_formulas_are_shown_and_what_is_none_stays(page: Page) -> None:
+    say(page, "formulas")
+    answered(page, "the end")
+    answer = page.locator(".message").last
+    expect(answer.locator("math")).to_have_count(4)
+    expect(answer.locator(".formula.display")).to_have_count(2)
+    expect(answer.locator("mfrac")).to_have_text("ab")
+    expect(answer.locator("mtd")).to_have_count(4)
+    expect(answer.locator(".formula.raw")).to_have_text(r"\(\frac{x_1}{*y*\)")
+    expect(answer.locator("p").first).to_contain_text("costs $5 and $6-$7, while")
+    expect(answer.locator("p").last).to_have_text(r"the end \(x_1")
+    assert answer.locator("em, li").count() == 0
+
+
     expect(page.locator(".editor")).to_have_count(0)
     page.keyboard.press("Control+Shift+O")
     expect(page.locator("#welcome")).to_be_visible()
