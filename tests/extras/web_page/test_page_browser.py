@@ -33,6 +33,23 @@ from tests.extras.web_page.page import (
 )
 from tests.text.folders import byte_level_folder
 
+FIRST, SECOND = "0" * 16, "1" * 16
+CYCLE = json.dumps(
+    {
+        "id": FIRST,
+        "title": "",
+        "created": 1,
+        "updated": 1,
+        "settings": {},
+        "head": FIRST,
+        "nodes": {
+            FIRST: {"id": FIRST, "parent": SECOND, "role": "user", "content": ""},
+            SECOND: {"id": SECOND, "parent": FIRST, "role": "user", "content": ""},
+        },
+    }
+)
+"""A conversation of two messages, each of which follows the other."""
+
 
 @pytest.fixture(scope="module")
 def playbook(tmp_path_factory: pytest.TempPathFactory) -> Playbook:
@@ -99,7 +116,9 @@ def test_a_new_chat_begins_with_the_defaults(page: Page, playbook: Playbook) -> 
     page.click("#close-settings")
     expect(count).to_have_text("2")
     boxes = [page.locator(name).bounding_box() for name in ("#to-settings .icon", "#settings-count")]
-    assert boxes[0] and boxes[1] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert boxes[0]
+    assert boxes[1]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
     say(page, "Hello")
     answered(page, "hello")
     assert (playbook.params[-1].seed, playbook.params[-1].temperature) == (3, 0.5)
@@ -230,6 +249,85 @@ def test_a_reload_keeps_the_open_chat_and_what_has_come_of_an_answer(page: Page)
     expect(page.locator("#welcome")).to_be_visible()
 
 
+def test_chats_are_renamed_and_searched(page: Page) -> None:
+    for text in ("First words", "Please count"):
+        page.click("#new")
+        say(page, text)
+        answered(page, re.compile("hello|9"))
+    titles = page.locator("#history .title")
+    page.get_by_label("Rename First words").click()
+    page.fill("#history input", EVIL)
+    page.keyboard.press("Enter")
+    expect(titles).to_have_text(["Please count", EVIL])
+    page.get_by_label("Rename Please count").click()
+    page.fill("#history input", "Numbers")
+    page.keyboard.press("Escape")
+    expect(titles.first).to_have_text("Please count")
+    page.get_by_label("Rename Please count").click()
+    page.fill("#history input", "Numbers")
+    page.focus("#text")
+    expect(titles.first).to_have_text("Numbers")
+    say(page, "Hello")
+    answered(page, "hello")  # a title that was given stays
+    assert {chat["title"] for chat in stored(page)} == {EVIL, "Numbers"}
+    for searched, found in (("ONERROR", [EVIL]), ("0 1 2 3", ["Numbers"]), ("hello", ["Numbers", EVIL])):
+        page.fill("#search", searched)
+        expect(titles).to_have_text(found)
+    page.fill("#search", "nowhere")
+    expect(page.locator("#history")).to_have_text("Nothing found")
+    assert page.locator("aside img").count() == 0
+
+
+def test_chats_are_exported_and_imported(page: Page, tmp_path: Path) -> None:
+    page.click("#to-settings")
+    page.fill("#setting-seed", "7")
+    page.press("#setting-seed", "Tab")
+    page.click("#close-settings")
+    drop(page, ("a.txt", "file"))
+    say(page, f"markdown {EVIL}")
+    answered(page, "quoted")
+    page.click("#new")
+    say(page, "think")
+    answered(page, "Yes.")
+    before = sorted(stored(page), key=lambda chat: chat["id"])
+    page.click("#transfer summary")
+    with page.expect_download() as download:
+        page.click("#export-all")
+    file = tmp_path / "chats.json"
+    download.value.save_as(file)
+    notice = page.locator("#notice")
+    page.set_input_files("#import-file", file)
+    expect(notice).to_have_text("Conversations: 0 imported, 2 were here already.")
+    page.evaluate("localStorage.clear()")
+    page.set_input_files("#import-file", file)
+    expect(notice).to_have_text("Conversations: 2 imported.")
+    assert sorted(stored(page), key=lambda chat: chat["id"]) == before
+    page.locator("#history .title").last.click()
+    answered(page, "quoted")
+    expect(page.locator("#settings-count")).to_have_text("1")
+    assert page.locator("main img, aside img, main script").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[1", "JSON"),
+        ('{"id": "../x"}', '"../x" should be an id'),
+        ('[{"id": "0123456789abcdef", "title": 1}]', "1 should be a string"),
+        (CYCLE, "follows none"),
+        (CYCLE.replace("user", "__proto__"), "should be a role"),
+        (json.dumps([0] * 2001), "a list of at most 2000"),
+    ],
+)
+def test_other_files_are_not_imported(page: Page, text: str, reason: str) -> None:
+    page.set_input_files(
+        "#import-file", {"name": "x.json", "mimeType": "application/json", "buffer": text.encode()}
+    )
+    expect(page.locator("#notice")).to_contain_text("x.json is not an export of conversations: ")
+    expect(page.locator("#notice")).to_contain_text(reason)
+    assert stored(page) == []
+
+
 def test_markdown_is_shown_and_markup_is_only_text(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     drop(page, (f"{EVIL}.txt", EVIL))
@@ -256,6 +354,20 @@ def test_markdown_is_shown_and_markup_is_only_text(page: Page) -> None:
     assert page.evaluate("navigator.clipboard.readText()").startswith(f"def f(x):  # {EVIL}\n    return")
     answer.get_by_label("Copy answer").click()
     assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
+
+
+def test_formulas_are_shown_and_what_is_none_stays(page: Page) -> None:
+    say(page, "formulas")
+    answered(page, "the end")
+    answer = page.locator(".message").last
+    expect(answer.locator("math")).to_have_count(4)
+    expect(answer.locator(".formula.display")).to_have_count(2)
+    expect(answer.locator("mfrac")).to_have_text("ab")
+    expect(answer.locator("mtd")).to_have_count(4)
+    expect(answer.locator(".formula.raw")).to_have_text(r"\(\frac{x_1}{*y*\)")
+    expect(answer.locator("p").first).to_contain_text("costs $5 and $6-$7, while")
+    expect(answer.locator("p").last).to_have_text(r"the end \(x_1")
+    assert answer.locator("em, li").count() == 0
 
 
 def test_reasoning_is_folded(page: Page) -> None:
@@ -356,20 +468,6 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     page.keyboard.press("ArrowUp")
     expect(page.locator(".editor textarea")).to_be_focused()
     page.keyboard.press("Escape")
-def test_formulas_are_shown_and_what_is_none_stays(page: Page) -> None:
-    say(page, "formulas")
-    answered(page, "the end")
-    answer = page.locator(".message").last
-    expect(answer.locator("math")).to_have_count(4)
-    expect(answer.locator(".formula.display")).to_have_count(2)
-    expect(answer.locator("mfrac")).to_have_text("ab")
-    expect(answer.locator("mtd")).to_have_count(4)
-    expect(answer.locator(".formula.raw")).to_have_text(r"\(\frac{x_1}{*y*\)")
-    expect(answer.locator("p").first).to_contain_text("costs $5 and $6-$7, while")
-    expect(answer.locator("p").last).to_have_text(r"the end \(x_1")
-    assert answer.locator("em, li").count() == 0
-
-
     expect(page.locator(".editor")).to_have_count(0)
     page.keyboard.press("Control+Shift+O")
     expect(page.locator("#welcome")).to_be_visible()
@@ -495,6 +593,34 @@ def test_the_reference_has_contents_and_examples_to_try(page: Page, stage: Serve
     expect(route.locator(".reply")).to_contain_text("data: [DONE]")
 
 
+def test_the_reference_has_the_frame_of_the_page(page: Page) -> None:
+    side = "[...document.querySelectorAll('#side, .views, .views a, #bar')].map((part) => {"
+    side += "const box = part.getBoundingClientRect();"
+    side += "return [part.id, box.x, box.y, box.width]; })"
+    page.select_option("#theme", "dark")
+    page.wait_for_timeout(300)
+    shown = page.evaluate(side)
+    page.click("#to-docs")
+    expect(page.locator("#to-docs")).to_have_attribute("aria-current", "page")
+    expect(page.locator("#theme")).to_have_value("dark")
+    page.wait_for_timeout(300)
+    for there, here in zip(shown[1:], page.evaluate(side)[1:], strict=True):
+        assert here[1:4] == there[1:4], here[0]
+    page.click("#to-fleet")
+    expect(page.locator(".worker")).to_have_count(2)
+
+
+def test_settings_show_the_defaults_of_the_model(browser: Browser, actor: ScriptedGenerator) -> None:
+    with (
+        scripted(actor, ApiSettings(default_sampling={"temperature": 0.6, "top_k": 20})) as server,
+        opened(browser, server) as page,
+    ):
+        page.click("#to-settings")
+        for name, value in (("temperature", "0.6"), ("top_p", "1"), ("top_k", "20"), ("seed", "random")):
+            expect(page.locator(f"#setting-{name}")).to_have_attribute("placeholder", value)
+        expect(page.locator("#settings")).not_to_contain_text("default")
+
+
 def test_it_asks_for_the_key_and_keeps_it_to_itself(browser: Browser, actor: ScriptedGenerator) -> None:
     key = "key-of-the-page"
     with scripted(actor, ApiSettings(api_key=(digest(key),))) as server:
@@ -527,31 +653,3 @@ def test_failures_are_told(browser: Browser, stage: Served) -> None:
         page.unroute("**/v1/chat/completions")
         page.locator(".message").last.get_by_label("Regenerate").click()
         answered(page, "hello")
-def test_the_reference_has_the_frame_of_the_page(page: Page) -> None:
-    side = "[...document.querySelectorAll('#side, .views, .views a, #bar')].map((part) => {"
-    side += "const box = part.getBoundingClientRect();"
-    side += "return [part.id, box.x, box.y, box.width]; })"
-    page.select_option("#theme", "dark")
-    page.wait_for_timeout(300)
-    shown = page.evaluate(side)
-    page.click("#to-docs")
-    expect(page.locator("#to-docs")).to_have_attribute("aria-current", "page")
-    expect(page.locator("#theme")).to_have_value("dark")
-    page.wait_for_timeout(300)
-    for there, here in zip(shown[1:], page.evaluate(side)[1:], strict=True):
-        assert here[1:4] == there[1:4], here[0]
-    page.click("#to-fleet")
-    expect(page.locator(".worker")).to_have_count(2)
-
-
-def test_settings_show_the_defaults_of_the_model(browser: Browser, actor: ScriptedGenerator) -> None:
-    with (
-        scripted(actor, ApiSettings(default_sampling={"temperature": 0.6, "top_k": 20})) as server,
-        opened(browser, server) as page,
-    ):
-        page.click("#to-settings")
-        for name, value in (("temperature", "0.6"), ("top_p", "1"), ("top_k", "20"), ("seed", "random")):
-            expect(page.locator(f"#setting-{name}")).to_have_attribute("placeholder", value)
-        expect(page.locator("#settings")).not_to_contain_text("default")
-
-

@@ -9,6 +9,7 @@ import { showHistory } from "./history.js";
 import { presetGroup } from "./presets.js";
 import { changedCount, panel } from "./settings.js";
 import * as store from "./store.js";
+import { exportAll, importFile } from "./transfer.js";
 
 const CHECK = 15_000;      // milliseconds between health checks
 
@@ -56,13 +57,13 @@ async function loadModels() {
   at("key-form").hidden = true;
   chat.offerIdeas();
   showModel();
-  fleet.start();
   showSettings();
+  fleet.start();
 }
 
-function showModel() {
 const chosenModel = () => models.find(({ id }) => id === chat.conversation.settings.model) ?? models[0];
 
+function showModel() {
   const { settings } = chat.conversation;
   const chosen = chosenModel();
   if (chosen && settings.model !== chosen.id) delete settings.model;      // the server has others now
@@ -79,8 +80,8 @@ const chosenModel = () => models.find(({ id }) => id === chat.conversation.setti
 at("model").addEventListener("change", () => {
   chat.set("model", at("model").value);
   showModel();
-});
   showSettings();
+});
 
 // The key.
 
@@ -129,6 +130,16 @@ for (const kind of ["markdown", "json"]) {
   });
 }
 
+at("search").addEventListener("input", list);
+at("export-all").addEventListener("click", () => { exportAll(); at("transfer").open = false; });
+at("import").addEventListener("click", () => { at("import-file").click(); at("transfer").open = false; });
+at("import-file").addEventListener("change", async () => {
+  const [file] = at("import-file").files;
+  if (file) await importFile(file);
+  at("import-file").value = "";
+  list();
+});
+
 // Keys.
 
 document.addEventListener("keydown", (event) => {
@@ -143,7 +154,8 @@ document.addEventListener("keydown", (event) => {
 });
 
 function escape() {
-  if (at("export").open) at("export").open = false;
+  const menu = document.querySelector(".menu[open]");
+  if (menu) menu.open = false;
   else if (!at("settings").hidden) setSettings(false);
   else if (sideCovers()) setSide(false);
   else chat.stop();

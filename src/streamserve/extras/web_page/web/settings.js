@@ -50,6 +50,11 @@ const NOT_SENT = new Set(["system", "extra", "ahead", "model"]);      // as fiel
 const OF_PAGE = ["model", "ahead"];
 const FIELDS = GROUPS.flatMap((group) => group.fields);
 
+const TYPES = { number: "number", lines: "list", switch: "boolean" };
+
+/** The type of each setting's value, by name: string, number, boolean, or list (of strings). */
+export const settingKinds = { model: "string", ...Object.fromEntries(FIELDS.map(({ name, kind }) => [name, TYPES[kind] ?? "string"])) };
+
 /** Return the settings that a new conversation takes from the latest one. All others belong to one conversation. */
 export const pageSettings = (settings) => Object.fromEntries(OF_PAGE.filter((name) => settings[name] !== undefined).map((name) => [name, settings[name]]));
 
