@@ -365,8 +365,8 @@ def test_formulas_are_shown_and_what_is_none_stays(page: Page) -> None:
     expect(answer.locator("mfrac")).to_have_text("ab")
     expect(answer.locator("mtd")).to_have_count(4)
     expect(answer.locator(".formula.raw")).to_have_text(r"\(\frac{x_1}{*y*\)")
-    expect(answer.locator("p").first).to_contain_text("costs $5 and $6-$7, while")
-    expect(answer.locator("p").last).to_have_text(r"the end \(x_1")
+    expect(answer.locator(".markdown p").first).to_contain_text("costs $5 and $6-$7, while")
+    expect(answer.locator(".markdown p").last).to_have_text(r"the end \(x_1")
     assert answer.locator("em, li").count() == 0
 
 
