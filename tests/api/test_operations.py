@@ -30,6 +30,13 @@ def test_a_model_card_has_its_context_length_and_row_invariance(hello: Served) -
         "parent": None,
         "max_model_len": 64,
         "row_invariant": True,
+        "default_sampling": {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+        },
         "precision": "float32",
         "numerics": f"scripted, float32, streamserve {__version__}",
     }
@@ -109,6 +116,12 @@ def test_two_servers_in_one_process_count_apart(generator: ScriptedGenerator) ->
         first.post("/v1/completions", prompt="hi")
         assert first.metric("requests_total", finish_reason="stop") == 1
         assert second.metric("requests_total", finish_reason="stop") == 0
+
+
+def test_a_model_card_has_the_checkpoint_s_sampling(generator: ScriptedGenerator) -> None:
+    with scripted(generator, ApiSettings(default_sampling={"temperature": 0.6, "top_k": 20})) as server:
+        sampling = server.http.get("/v1/models/scripted").json()["default_sampling"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.6, 1.0, 20)
 
 
 def test_default_sampling_must_be_sampling(generator: ScriptedGenerator) -> None:

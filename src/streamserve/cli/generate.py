@@ -47,7 +47,7 @@ def generate(
     print_config: PrintConfig = False,
     flags: Flags,
 ) -> None:
-    """Print a model's answer to PROMPT, to the text of a file, or to both together."""
+    """Print a model's answer to PROMPT, a file's text, or both."""
     params = sampling_params(max_tokens, temperature, top_p, seed)
     settings = settings_for("llm", model, flags, config, print_config)
     adapter = only_adapter(settings)

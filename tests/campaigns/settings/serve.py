@@ -26,7 +26,7 @@ from tests.campaigns.settings.trial_client import TrialClient
 from tests.campaigns.settings.workload import TrialRequest
 
 START_SECONDS = 90.0
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 300.0
 CLOSE_SECONDS = 40.0
 EMPTY_SECONDS = 20.0
 MAX_MESSAGE = 700

@@ -51,6 +51,16 @@ def f(x):  # {EVIL}
 
 > quoted
 """
+FORMULAS = r"""It costs $5 and $6-$7, while \(x_1 * y_1\) and $\alpha_*$ are formulas:
+\[
+\frac{a}{b}
++ c_1 * d_1
+\]
+$$\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}$$
+
+A wrong one: \(\frac{x_1}{*y*\).
+
+the end \(x_1"""
 WORKERS = [
     WorkerView(f"{role}-0", True, False, 1, queued, 100, decoding, live, 1000, 0.1, host)
     for role, queued, decoding, live, host in (("prefill", 3, 0, 120, "red"), ("decode", 0, 5, 640, "blue"))
@@ -98,6 +108,7 @@ class Playbook:
     def lines() -> dict[str, list[str]]:
         return {
             "markdown": re.findall(r".{1,40}", MARKDOWN, re.DOTALL),
+            "formulas": [FORMULAS],
             "think": ["<think>\nSo ", "what?\n</think>\n\n", "Yes", "."],
             "weather": [CALL],
             "sunny": ["It is sunny."],

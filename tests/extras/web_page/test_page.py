@@ -1,5 +1,6 @@
 """The page at /, without a browser: its files need nothing from elsewhere, only its own script may run."""
 
+import hashlib
 import re
 import tomllib
 from collections.abc import AsyncGenerator
@@ -21,9 +22,14 @@ from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.reports import REPORT
 from tests.api.serving import ScriptedGenerator, Served, scripted
 
-SCRIPTS = {name: text.decode() for name, text in FILES.items() if name.endswith(".js")}
+VENDORED = {"temml.js"}
+SCRIPTS = {
+    name: text.decode() for name, text in FILES.items() if name.endswith(".js") and name not in VENDORED
+}
 STYLES = {name: text.decode() for name, text in FILES.items() if name.endswith(".css")}
 PAGES = {name: text.decode() for name, text in FILES.items() if name.endswith(".html")}
+TEMML = "1ab19148afe0dbc836b7a74f344071b3f3a70a7a8259ae4049e76894fcdf8d95"
+"""SHA-256 of dist/temml.min.js in version 0.13.5 of the npm package."""
 NO_END = {"meta", "link", "input", "path", "rect", "circle", "use"}
 
 
@@ -70,8 +76,17 @@ def test_a_script_makes_no_markup_of_text(name: str) -> None:
     assert not re.search(forbidden, re.sub(r"^\s*//.*$", "", script, flags=re.MULTILINE))
     imported = re.findall(r'^import .*? from "(.+?)";$', script, re.MULTILINE)
     assert all(module.removeprefix("./") in SCRIPTS for module in imported)
-    assert len(imported) == len(re.findall(r"\bimport\b", re.sub(r"[\"'].*?[\"']|//.*", "", script)))
+    assert {f"./{name}" for name in VENDORED} >= set(re.findall(r'\bimport\("(.+?)"\)', script))
+    assert len(imported) == len(re.findall(r"\bimport\b(?!\()", re.sub(r"[\"'].*?[\"']|//.*", "", script)))
     assert len(script.splitlines()) < 400
+
+
+def test_the_converter_of_formulas_is_the_published_file() -> None:
+    comment, _, rest = FILES["temml.js"].partition(b"*/\n")
+    assert b"Temml 0.13.5" in comment
+    assert b"MIT License" in comment
+    published = rest.removesuffix(b"\nexport default temml;\n")
+    assert hashlib.sha256(published).hexdigest() == TEMML
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -83,12 +98,14 @@ def test_every_part_that_a_script_looks_for_is_there() -> None:
     scripts = "".join(text for name, text in SCRIPTS.items() if name != "docs.js")
     named = set(re.findall(r'\bat\("([\w-]+)"\)', scripts))
     assert len(named) > 40
-    ids = set(Parts(PAGES["index.html"]).ids)
+    common = PAGES["icons.html"] + PAGES["nav.html"]
+    ids = set(Parts(PAGES["index.html"] + common).ids)
     assert named <= ids
     icons = set(re.findall(r'icon(?:Button)?\("(\w+)"', "".join(SCRIPTS.values())))
     assert len(icons) >= 10
     assert {f"icon-{name}" for name in icons} <= ids
-    assert set(re.findall(r'\bat\("([\w-]+)"\)', SCRIPTS["docs.js"])) <= set(Parts(PAGES["docs.html"]).ids)
+    named = set(re.findall(r'\bat\("([\w-]+)"\)', SCRIPTS["docs.js"] + SCRIPTS["frame.js"]))
+    assert named <= set(Parts(PAGES["docs.html"] + common).ids)
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
@@ -101,7 +118,7 @@ def test_only_scripts_with_its_nonce_may_run(hello: Served, path: str) -> None:
     assert first.headers["content-type"] == "text/html; charset=utf-8"
     assert first.headers["cache-control"] == "no-store"
     assert "unsafe" not in first.headers["content-security-policy"]
-    assert not re.search(r"{(?:assets|nonce|title|contents|routes)}", first.text)
+    assert not re.search(r"{(?:assets|nonce|title|contents|routes|icons|nav)}", first.text)
     assert first.text.count("<script") == 1
 
 

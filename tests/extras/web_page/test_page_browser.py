@@ -33,6 +33,23 @@ from tests.extras.web_page.page import (
 )
 from tests.text.folders import byte_level_folder
 
+FIRST, SECOND = "0" * 16, "1" * 16
+CYCLE = json.dumps(
+    {
+        "id": FIRST,
+        "title": "",
+        "created": 1,
+        "updated": 1,
+        "settings": {},
+        "head": FIRST,
+        "nodes": {
+            FIRST: {"id": FIRST, "parent": SECOND, "role": "user", "content": ""},
+            SECOND: {"id": SECOND, "parent": FIRST, "role": "user", "content": ""},
+        },
+    }
+)
+"""A conversation of two messages, each of which follows the other."""
+
 
 @pytest.fixture(scope="module")
 def playbook(tmp_path_factory: pytest.TempPathFactory) -> Playbook:
@@ -98,6 +115,66 @@ def test_a_chat_with_figures(page: Page, playbook: Playbook) -> None:
     expect(figures.locator(".draft-tokens dd")).to_have_text("6 of 9 draft tokens accepted")
     expect(figures.locator(".prompt dd")).to_contain_text("8 cached")
     expect(figures.locator(".target.missed dd")).to_have_text("per token 80 ms, target 50 ms: missed")
+
+
+def test_a_new_chat_begins_with_the_defaults(page: Page, playbook: Playbook) -> None:
+    count = page.locator("#settings-count")
+    page.select_option("#model", "<b>other")
+    page.click("#to-settings")
+    page.fill("#setting-extra", '{"response_format": {"type": "json_object"}, "seed": 3}')
+    page.fill("#setting-temperature", "0.5")
+    page.press("#setting-temperature", "Tab")
+    page.select_option("#setting-ahead", "never")  # of the page, not of the conversation
+    page.click("#close-settings")
+    expect(count).to_have_text("2")
+    boxes = [page.locator(name).bounding_box() for name in ("#to-settings .icon", "#settings-count")]
+    assert boxes[0]
+    assert boxes[1]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    say(page, "Hello")
+    answered(page, "hello")
+    assert (playbook.params[-1].seed, playbook.params[-1].temperature) == (3, 0.5)
+    page.click("#new")
+    expect(count).to_be_hidden()
+    say(page, "Hello again")
+    answered(page, "hello")
+    assert playbook.params[-1].seed != 3
+    assert playbook.params[-1].temperature == 1
+    assert page.input_value("#setting-ahead") == "never"
+    assert page.input_value("#model") == "<b>other"
+    page.locator("#history .title", has_text="Hello").last.click()
+    expect(count).to_have_text("2")
+
+
+def test_presets_are_saved_chosen_and_deleted(page: Page, playbook: Playbook) -> None:
+    preset = page.locator("#preset")
+    page.click("#to-settings")
+    page.fill("#setting-system", "Be brief.")
+    page.fill("#setting-temperature", "0.25")
+    page.press("#setting-temperature", "Tab")
+    expect(preset.locator("option:checked")).to_have_text("(not saved)")
+    page.fill("#preset-name", EVIL[:60])
+    page.press("#preset-name", "Enter")
+    expect(preset).to_have_value(EVIL[:60])
+    page.reload()
+    page.click("#new")
+    page.click("#to-settings")
+    expect(preset).to_have_value("")
+    assert page.input_value("#setting-temperature") == ""
+    preset.select_option(EVIL[:60])
+    assert page.input_value("#setting-temperature") == "0.25"
+    expect(page.locator("#settings-count")).to_have_text("2")
+    say(page, "Hello")
+    answered(page, "hello")
+    assert playbook.params[-1].temperature == 0.25
+    assert "system\nBe brief." in playbook.prompts[-1]
+    preset.select_option("")
+    expect(page.locator("#settings-count")).to_be_hidden()
+    assert page.input_value("#setting-system") == ""
+    preset.select_option(EVIL[:60])
+    page.get_by_label("Delete preset").click()
+    expect(preset.locator("option")).to_have_text(["Defaults", "(not saved)"])
+    assert page.input_value("#setting-temperature") == "0.25"
 
 
 def test_stop_ends_the_generation(page: Page, playbook: Playbook) -> None:
@@ -167,6 +244,102 @@ def test_history_survives_a_reload_and_stays_in_the_browser(page: Page) -> None:
     assert page.context.cookies() == []
 
 
+def test_a_reload_keeps_the_open_chat_and_what_has_come_of_an_answer(page: Page) -> None:
+    say(page, "First words")
+    answered(page, "hello")
+    page.click("#new")
+    say(page, "Go on forever")
+    answer = page.locator(".message.assistant")
+    expect(answer).to_contain_text("more more more")
+    page.reload()
+    expect(page.locator(".typed")).to_have_text("Go on forever")
+    expect(answer).to_contain_text("more more more")
+    expect(answer.locator(".problem.mild")).to_have_text("Stopped.")
+    expect(page.locator("#history li:has([aria-current])")).to_have_text("Go on forever")
+    page.click("#new")
+    page.reload()
+    expect(page.locator("#welcome")).to_be_visible()
+
+
+def test_chats_are_renamed_and_searched(page: Page) -> None:
+    for text in ("First words", "Please count"):
+        page.click("#new")
+        say(page, text)
+        answered(page, re.compile("hello|9"))
+    titles = page.locator("#history .title")
+    page.get_by_label("Rename First words").click()
+    page.fill("#history input", EVIL)
+    page.keyboard.press("Enter")
+    expect(titles).to_have_text(["Please count", EVIL])
+    page.get_by_label("Rename Please count").click()
+    page.fill("#history input", "Numbers")
+    page.keyboard.press("Escape")
+    expect(titles.first).to_have_text("Please count")
+    page.get_by_label("Rename Please count").click()
+    page.fill("#history input", "Numbers")
+    page.focus("#text")
+    expect(titles.first).to_have_text("Numbers")
+    say(page, "Hello")
+    answered(page, "hello")  # a title that was given stays
+    assert {chat["title"] for chat in stored(page)} == {EVIL, "Numbers"}
+    for searched, found in (("ONERROR", [EVIL]), ("0 1 2 3", ["Numbers"]), ("hello", ["Numbers", EVIL])):
+        page.fill("#search", searched)
+        expect(titles).to_have_text(found)
+    page.fill("#search", "nowhere")
+    expect(page.locator("#history")).to_have_text("Nothing found")
+    assert page.locator("aside img").count() == 0
+
+
+def test_chats_are_exported_and_imported(page: Page, tmp_path: Path) -> None:
+    page.click("#to-settings")
+    page.fill("#setting-seed", "7")
+    page.press("#setting-seed", "Tab")
+    page.click("#close-settings")
+    drop(page, ("a.txt", "file"))
+    say(page, f"markdown {EVIL}")
+    answered(page, "quoted")
+    page.click("#new")
+    say(page, "think")
+    answered(page, "Yes.")
+    before = sorted(stored(page), key=lambda chat: chat["id"])
+    page.click("#transfer summary")
+    with page.expect_download() as download:
+        page.click("#export-all")
+    file = tmp_path / "chats.json"
+    download.value.save_as(file)
+    notice = page.locator("#notice")
+    page.set_input_files("#import-file", file)
+    expect(notice).to_have_text("Conversations: 0 imported, 2 were here already.")
+    page.evaluate("localStorage.clear()")
+    page.set_input_files("#import-file", file)
+    expect(notice).to_have_text("Conversations: 2 imported.")
+    assert sorted(stored(page), key=lambda chat: chat["id"]) == before
+    page.locator("#history .title").last.click()
+    answered(page, "quoted")
+    expect(page.locator("#settings-count")).to_have_text("1")
+    assert page.locator("main img, aside img, main script").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[1", "JSON"),
+        ('{"id": "../x"}', '"../x" should be an id'),
+        ('[{"id": "0123456789abcdef", "title": 1}]', "1 should be a string"),
+        (CYCLE, "follows none"),
+        (CYCLE.replace("user", "__proto__"), "should be a role"),
+        (json.dumps([0] * 2001), "a list of at most 2000"),
+    ],
+)
+def test_other_files_are_not_imported(page: Page, text: str, reason: str) -> None:
+    page.set_input_files(
+        "#import-file", {"name": "x.json", "mimeType": "application/json", "buffer": text.encode()}
+    )
+    expect(page.locator("#notice")).to_contain_text("x.json is not an export of conversations: ")
+    expect(page.locator("#notice")).to_contain_text(reason)
+    assert stored(page) == []
+
+
 def test_markdown_is_shown_and_markup_is_only_text(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     drop(page, (f"{EVIL}.txt", EVIL))
@@ -193,6 +366,20 @@ def test_markdown_is_shown_and_markup_is_only_text(page: Page) -> None:
     assert page.evaluate("navigator.clipboard.readText()").startswith(f"def f(x):  # {EVIL}\n    return")
     answer.get_by_label("Copy answer").click()
     assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
+
+
+def test_formulas_are_shown_and_what_is_none_stays(page: Page) -> None:
+    say(page, "formulas")
+    answered(page, "the end")
+    answer = page.locator(".message").last
+    expect(answer.locator("math")).to_have_count(4)
+    expect(answer.locator(".formula.display")).to_have_count(2)
+    expect(answer.locator("mfrac")).to_have_text("ab")
+    expect(answer.locator("mtd")).to_have_count(4)
+    expect(answer.locator(".formula.raw")).to_have_text(r"\(\frac{x_1}{*y*\)")
+    expect(answer.locator(".markdown p").first).to_contain_text("costs $5 and $6-$7, while")
+    expect(answer.locator(".markdown p").last).to_have_text(r"the end \(x_1")
+    assert answer.locator("em, li").count() == 0
 
 
 def test_reasoning_is_folded(page: Page) -> None:
@@ -314,6 +501,7 @@ def test_models_are_chosen_by_name(page: Page, stage: Served) -> None:
     assert json.loads(sent.value.post_data or "")["model"] == "<b>other"
     page.evaluate("localStorage.setItem('streamserve.settings', '{\"model\": \"gone\"}')")
     page.reload()
+    page.click("#new")
     say(page, "Who is left?")
     answered(page, "hello")
 
@@ -360,6 +548,20 @@ def test_samples_are_taken_gently(page: Page) -> None:
     assert asked == []
 
 
+def test_a_theme_is_chosen_or_the_system_s(page: Page) -> None:
+    dark = "getComputedStyle(document.body).backgroundColor === 'rgb(20, 22, 24)'"
+    page.emulate_media(color_scheme="light")
+    page.select_option("#theme", "dark")
+    assert page.evaluate(dark)
+    page.reload()
+    assert page.evaluate(dark)
+    page.select_option("#theme", "light")
+    page.emulate_media(color_scheme="dark")
+    assert not page.evaluate(dark)
+    page.select_option("#theme", "")
+    assert page.evaluate(dark)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_screens(page: Page, stage: Served, scheme: Any) -> None:
     page.set_viewport_size(NARROW)
@@ -401,6 +603,34 @@ def test_the_reference_has_contents_and_examples_to_try(page: Page, stage: Serve
     body.fill(body.input_value().replace('"max_tokens"', '"stream": true, "max_tokens"'))
     route.get_by_text("Send POST").click()
     expect(route.locator(".reply")).to_contain_text("data: [DONE]")
+
+
+def test_the_reference_has_the_frame_of_the_page(page: Page) -> None:
+    side = "[...document.querySelectorAll('#side, .views, .views a, #bar')].map((part) => {"
+    side += "const box = part.getBoundingClientRect();"
+    side += "return [part.id, box.x, box.y, box.width]; })"
+    page.select_option("#theme", "dark")
+    page.wait_for_timeout(300)
+    shown = page.evaluate(side)
+    page.click("#to-docs")
+    expect(page.locator("#to-docs")).to_have_attribute("aria-current", "page")
+    expect(page.locator("#theme")).to_have_value("dark")
+    page.wait_for_timeout(300)
+    for there, here in zip(shown[1:], page.evaluate(side)[1:], strict=True):
+        assert here[1:4] == there[1:4], here[0]
+    page.click("#to-fleet")
+    expect(page.locator(".worker")).to_have_count(2)
+
+
+def test_settings_show_the_defaults_of_the_model(browser: Browser, actor: ScriptedGenerator) -> None:
+    with (
+        scripted(actor, ApiSettings(default_sampling={"temperature": 0.6, "top_k": 20})) as server,
+        opened(browser, server) as page,
+    ):
+        page.click("#to-settings")
+        for name, value in (("temperature", "0.6"), ("top_p", "1"), ("top_k", "20"), ("seed", "random")):
+            expect(page.locator(f"#setting-{name}")).to_have_attribute("placeholder", value)
+        expect(page.locator("#settings")).not_to_contain_text("default")
 
 
 def test_it_asks_for_the_key_and_keeps_it_to_itself(browser: Browser, actor: ScriptedGenerator) -> None:

@@ -1,7 +1,6 @@
 """Pictures of the page for the docs."""
 
 import io
-import json
 import math
 import os
 import re
@@ -27,8 +26,11 @@ def test_pictures_for_the_docs() -> None:
     with launched() as browser, serving("embedded", "--pairs", "2", "--threads", "1") as served:
         page = browser.new_page(viewport={"width": 1120, "height": 720})
         page.goto(served.url)
-        page.evaluate(f"localStorage.setItem('streamserve.settings', '{json.dumps(POSE)}')")
-        page.reload()
+        page.click("#to-settings")
+        for name, value in POSE.items():
+            page.fill(f"#setting-{name}", str(value))
+        page.press("#setting-tpot_ms", "Tab")
+        page.click("#close-settings")
         for text in ("Hello!", "What is 12 + 7?", "Write a function that returns the larger of two numbers."):
             say(page, text)
             expect(page.locator("#send")).to_be_visible(timeout=30_000)

@@ -10,6 +10,17 @@ from streamserve.api.generator import Generator
 from streamserve.api.model_table import ModelTable
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.sampling import SamplingParams
+
+
+class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of a request's sampling fields that the request does not set."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +37,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
       has the state of its model.
     - `memory`: the bytes that the model takes while it is loaded.
     - `parent`: the model of a LoRA adapter.
+    - `default_sampling`: the sampling values of requests that do not set them, from the checkpoint's
+      generation_config.json where it has them.
 
     Fields that are known only of a loaded model are left out for other models.
     """
@@ -43,6 +56,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     notice: str | UnsetType = UNSET
     state: str | UnsetType = UNSET
     memory: int | UnsetType = UNSET
+    default_sampling: DefaultSampling | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +89,9 @@ def _card(table: ModelTable, name: str, served: str) -> ModelCard:
         card = card_of(entry.llm, served)
     except RequestError:  # not loaded
         card = unloaded_card_of(entry.llm, served, entry.max_model_len)
+    defaults = SamplingParams(**entry.settings.default_sampling)
+    shown = msgspec.convert(defaults, DefaultSampling, from_attributes=True)
+    card = msgspec.structs.replace(card, default_sampling=shown)
     if state is None:
         return card
     memory = UNSET if served in entry.llm.adapters else state.size

@@ -35,6 +35,9 @@ VERSION = hashlib.sha256(b"".join(FILES[name] for name in sorted(FILES))).hexdig
 """Hash of the contents of all files. It is part of their address, so that browsers may cache them without
 limit."""
 
+_PARTS = {name: FILES[f"{name}.html"].decode() for name in ("icons", "nav")}
+"""HTML that all pages have: the icons, and the head of the sidebar."""
+
 ASSETS = f"{ASSETS_PREFIX.strip('/')}/{VERSION}"
 """Address of the files relative to the page, which may be served by a proxy that adds a prefix."""
 
@@ -59,11 +62,11 @@ def content_security_policy(nonce: str) -> str:
 
 
 def page_response(name: str, **values: str) -> Response:
-    """Return an HTML file in which each `{name}` is replaced by its value: `values`, the assets' address, and
-    a nonce."""
+    """Return an HTML file in which each `{name}` is replaced by its value: the parts of all pages, `values`,
+    the assets' address, and a nonce."""
     nonce = secrets.token_urlsafe(16)
     text = FILES[name].decode()
-    for key, value in {"assets": ASSETS, "nonce": nonce, **values}.items():
+    for key, value in {**_PARTS, "assets": ASSETS, "nonce": nonce, **values}.items():
         text = text.replace(f"{{{key}}}", value)
     headers = {
         **_COMMON_HEADERS,

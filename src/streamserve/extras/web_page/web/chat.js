@@ -5,7 +5,7 @@ import { Composer } from "./composer.js";
 import { add, asMarkdown, newConversation, path, sentMessages, turnTo } from "./conversation.js";
 import { at, download, el, notify } from "./dom.js";
 import { viewOf } from "./messages.js";
-import { requestFields } from "./settings.js";
+import { pageSettings, requestFields } from "./settings.js";
 import * as store from "./store.js";
 
 const SAVE_EVERY = 3000;      // milliseconds while an answer comes
@@ -14,7 +14,7 @@ const IDEAS = ["What is 12 + 7?", "Who are you?", "Write a function that returns
 
 /** The chat. `changed` is called when the history has changed. */
 export class Chat {
-  conversation = newConversation(store.loadSettings());
+  conversation = null;
   #changed; #composer; #pending = null; #views = new Map(); #frame = 0; #saved = 0;
 
   constructor(changed) {
@@ -28,27 +28,50 @@ export class Chat {
     });
     at("log").addEventListener("scroll", () => this.#showJump());
     at("jump").addEventListener("click", () => this.#follow());
-    window.addEventListener("pagehide", () => { if (this.#pending) store.save(this.conversation); });
-    this.show();
+    for (const event of ["beforeunload", "pagehide"]) window.addEventListener(event, () => this.#leave());
+    this.#take(store.loadOpen() ?? undefined);
   }
 
   /** Show a conversation, by default a new one. */
-  open(conversation = newConversation(store.loadSettings())) {
+  open(conversation) {
     this.stop();
-    for (const node of Object.values(conversation.nodes)) if (node.state === "waiting" || node.state === "writing") node.state = "stopped";
-    this.conversation = conversation;
+    this.#take(conversation);
     this.#composer.refresh();
-    this.show();
-    this.#follow();
     this.#composer.focus();
   }
 
-  /** Change one setting, here and for new conversations. */
+  /** Show a conversation; answers that were being generated when it was left end there. */
+  #take(conversation = newConversation(pageSettings(store.loadSettings()))) {
+    for (const node of Object.values(conversation.nodes)) if (node.state === "waiting" || node.state === "writing") node.state = "stopped";
+    this.conversation = conversation;
+    store.saveOpen(conversation);
+    this.show();
+    this.#follow();
+  }
+
+  /** Keep what has come of an answer. Stop it first: that the browser ends the connection now is no failure. */
+  #leave() {
+    if (!this.#pending) return;
+    this.stop();
+    store.save(this.conversation);
+  }
+
+  /** Change one setting here; the page's settings also for new conversations. */
   set(name, value) {
     const { settings } = this.conversation;
     if (value === undefined) delete settings[name];
     else settings[name] = value;
     store.saveSettings(settings);
+    this.#settingsChanged();
+  }
+
+  /** Replace the conversation's settings by a preset. */
+  choose(preset) {
+    this.conversation.settings = { ...pageSettings(this.conversation.settings), ...preset };
+    this.#settingsChanged();
+  }
+
+  #settingsChanged() {
     if (Object.keys(this.conversation.nodes).length) this.#save();
     this.#composer.refresh();
   }

@@ -2,10 +2,10 @@
 
 import { call, onKeyNeeded, useKey } from "./api.js";
 import { at, copy, duration, el, iconButton } from "./dom.js";
+import { NARROW, setSide } from "./frame.js";
 
 const EXAMPLE_SERVER = "http://localhost:8000/";      // in the commands, until they name this server
 const MAX_SHOWN = 200_000;      // characters of a reply
-const NARROW = window.matchMedia("(max-width: 60rem)");
 
 /** Give an example a copy button, and a form to send it. */
 function enliven(route) {
@@ -94,13 +94,10 @@ function followReading() {
   document.querySelectorAll(".route").forEach((route) => seen.observe(route));
 }
 
-const fold = () => { at("contents").open = !NARROW.matches; };
-
 document.querySelectorAll(".route:has(.code)").forEach(enliven);
-document.querySelectorAll("#contents a").forEach((link) => link.addEventListener("click", () => { if (NARROW.matches) fold(); }));
+document.querySelectorAll("#contents a").forEach((link) => link.addEventListener("click", () => { if (NARROW.matches) setSide(false); }));
+at("to-docs").setAttribute("aria-current", "page");
 at("key").addEventListener("input", () => useKey(at("key").value));
 at("key-form").addEventListener("submit", (event) => event.preventDefault());
 onKeyNeeded(() => { at("key-form").hidden = false; });
-NARROW.addEventListener("change", fold);
-fold();
 followReading();

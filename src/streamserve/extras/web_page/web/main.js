@@ -4,13 +4,15 @@ import { ApiError, json, onKeyNeeded, useKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { at, el } from "./dom.js";
 import { Fleet } from "./fleet.js";
+import { NARROW, setSide, sideCovers } from "./frame.js";
 import { showHistory } from "./history.js";
+import { presetGroup } from "./presets.js";
 import { changedCount, panel } from "./settings.js";
 import * as store from "./store.js";
+import { exportAll, importFile } from "./transfer.js";
 
 const CHECK = 1_500;       // milliseconds between health checks
 const SILENCE = 10_000;    // milliseconds without a reply after which the connection counts as lost
-const NARROW = window.matchMedia("(max-width: 60rem)");
 
 const chat = new Chat(() => list());
 const fleet = new Fleet();
@@ -56,12 +58,15 @@ async function loadModels() {
   at("key-form").hidden = true;
   chat.offerIdeas();
   showModel();
+  showSettings();
   fleet.start();
 }
 
+const chosenModel = () => models.find(({ id }) => id === chat.conversation.settings.model) ?? models[0];
+
 function showModel() {
   const { settings } = chat.conversation;
-  const chosen = models.find(({ id }) => id === settings.model) ?? models[0];
+  const chosen = chosenModel();
   if (chosen && settings.model !== chosen.id) delete settings.model;      // the server has others now
   const options = models.map(({ id, state }) => el("option", { value: id, text: state && state !== "loaded" ? `${id} (${state})` : id }));
   at("model").replaceChildren(...options);
@@ -76,6 +81,7 @@ function showModel() {
 at("model").addEventListener("change", () => {
   chat.set("model", at("model").value);
   showModel();
+  showSettings();
 });
 
 // The key.
@@ -96,7 +102,9 @@ at("key-form").addEventListener("submit", (event) => {
 
 function showSettings() {
   const { settings } = chat.conversation;
-  at("fields").replaceChildren(...panel(settings, (name, value) => { chat.set(name, value); countSettings(); }));
+  const presets = presetGroup(settings, (preset) => { chat.choose(preset); showSettings(); });
+  const changed = (name, value) => { chat.set(name, value); presets.show(); countSettings(); };
+  at("fields").replaceChildren(presets.group, ...panel(settings, chosenModel()?.default_sampling ?? {}, changed));
   countSettings();
 }
 
@@ -104,6 +112,7 @@ function countSettings() {
   const count = changedCount(chat.conversation.settings);
   at("settings-count").textContent = count || "";
   at("settings-count").hidden = !count;
+  at("to-settings").title = count ? `Settings: ${count} changed` : "Settings";
 }
 
 function setSettings(shown) {
@@ -112,16 +121,8 @@ function setSettings(shown) {
   (shown ? at("close-settings") : at("to-settings")).focus();
 }
 
-function setSide(shown) {
-  document.body.classList.toggle("side-shown", shown);
-  document.body.classList.toggle("side-hidden", !shown);
-  at("to-side").setAttribute("aria-expanded", String(shown));
-}
-
 at("to-settings").addEventListener("click", () => setSettings(at("settings").hidden));
 at("close-settings").addEventListener("click", () => setSettings(false));
-at("to-side").addEventListener("click", () => setSide(at("side").offsetParent === null || getComputedStyle(at("side")).visibility === "hidden"));
-at("shade").addEventListener("click", () => setSide(false));
 at("new").addEventListener("click", () => open());
 for (const kind of ["markdown", "json"]) {
   at(`export-${kind}`).addEventListener("click", () => {
@@ -129,6 +130,16 @@ for (const kind of ["markdown", "json"]) {
     at("export").open = false;
   });
 }
+
+at("search").addEventListener("input", list);
+at("export-all").addEventListener("click", () => { exportAll(); at("transfer").open = false; });
+at("import").addEventListener("click", () => { at("import-file").click(); at("transfer").open = false; });
+at("import-file").addEventListener("change", async () => {
+  const [file] = at("import-file").files;
+  if (file) await importFile(file);
+  at("import-file").value = "";
+  list();
+});
 
 // Keys.
 
@@ -144,9 +155,10 @@ document.addEventListener("keydown", (event) => {
 });
 
 function escape() {
-  if (at("export").open) at("export").open = false;
+  const menu = document.querySelector(".menu[open]");
+  if (menu) menu.open = false;
   else if (!at("settings").hidden) setSettings(false);
-  else if (NARROW.matches && document.body.classList.contains("side-shown")) setSide(false);
+  else if (sideCovers()) setSide(false);
   else chat.stop();
 }
 

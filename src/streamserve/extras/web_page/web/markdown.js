@@ -3,6 +3,7 @@
 
 import { codeBlock } from "./code.js";
 import { el } from "./dom.js";
+import { formula } from "./formula.js";
 
 const MAX_DEPTH = 8;
 const MAX_PARAGRAPH = 20_000;      // characters; what is longer is shown as it is
@@ -10,6 +11,8 @@ const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+(.*)|\s*)$/;
+const DISPLAY = /^ {0,3}(?:\$\$|\\\[)/;
+const MAX_FORMULA_LINES = 100;
 const QUOTE = /^ {0,3}> ?(.*)$/;
 const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
@@ -46,6 +49,8 @@ function endOf(lines, start) {
   const line = lines[start];
   if (FENCE.test(line)) return endOfFence(lines, start);
   if (HEADING.test(line) || RULE.test(line)) return start + 1;
+  const afterFormula = DISPLAY.test(line) && endOfFormula(lines, start);
+  if (afterFormula) return afterFormula;
   if (QUOTE.test(line)) return first(lines, start + 1, (next) => !QUOTE.test(next));
   if (ITEM.test(line)) return endOfList(lines, start);
   if (isTable(lines, start)) return first(lines, start + 2, (next) => !next.includes("|"));
@@ -59,12 +64,19 @@ function first(lines, from, ends) {
 }
 
 const interrupts = (line) =>
-  FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || /^\s*([-*+]|1[.)])\s+\S/.test(line);
+  FENCE.test(line) || DISPLAY.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || /^\s*([-*+]|1[.)])\s+\S/.test(line);
 
 function endOfFence(lines, start) {
   const mark = FENCE.exec(lines[start])[1];
   const close = first(lines, start + 1, (line) => closes(line, mark));
   return Math.min(close + 1, lines.length);
+}
+
+/** Return the line after a formula that has lines for itself; 0 if it does not end. */
+function endOfFormula(lines, start) {
+  const rest = lines.slice(start, start + MAX_FORMULA_LINES).join("\n").trimStart();
+  const close = rest.indexOf(CLOSE[rest.slice(0, 2)], 2);
+  return close < 0 ? 0 : start + rest.slice(0, close).split("\n").length;
 }
 
 const closes = (line, mark) => {
@@ -160,9 +172,11 @@ function table(lines) {
 const cells = (line) =>
   line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 
-const INLINE = /\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+)>|(https?:\/\/[^\s<>]*[^\s<>.,:;"')\]!?*_~])|(\*\*\*|\*\*|\*|___|__|_|~~)|\n/g;
+const CLOSE = { "\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$" };
+const MAX_FORMULA = 5000;      // characters
+const INLINE = /(\\[([]|\$\$?)|\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+)>|(https?:\/\/[^\s<>]*[^\s<>.,:;"')\]!?*_~])|(\*\*\*|\*\*|\*|___|__|_|~~)|\n/g;
 
-/** Return the nodes of text with emphasis, code and links. */
+/** Return the nodes of text with emphasis, code, links and formulas. */
 function inline(text, depth = 0) {
   if (text.length > MAX_PARAGRAPH) return [text];
   const nodes = [];
@@ -184,8 +198,9 @@ function inline(text, depth = 0) {
 
 /** Return what begins at a match and where it ends; null if it is only text. */
 function element(text, match, missing, depth) {
-  const [all, escaped, ticks, bracket, angle, address, mark] = match;
+  const [all, opening, escaped, ticks, bracket, angle, address, mark] = match;
   const end = match.index + all.length;
+  if (opening) return formulaSpan(text, match.index, end, opening, missing);
   if (escaped) return { node: escaped, end };
   if (ticks) return codeSpan(text, end, ticks, missing);
   if (bracket) return link(text, match.index, end, bracket, missing, depth);
@@ -193,6 +208,18 @@ function element(text, match, missing, depth) {
   if (mark) return depth < MAX_DEPTH ? emphasis(text, match.index, mark, missing, depth) : null;
   return { node: el("br"), end };
 }
+
+function formulaSpan(text, at, start, opening, missing) {
+  if (missing.has(opening)) return null;
+  const close = opening === "$" ? start + text.slice(start, start + MAX_FORMULA).search(/(?<!\\)\$/) : text.indexOf(CLOSE[opening], start);
+  if (close < start && opening !== "$") missing.add(opening);
+  const end = close + opening.length;
+  if (close <= start || close > start + MAX_FORMULA || (opening === "$" && isPrice(text, start, close))) return null;
+  return { node: formula(text.slice(at, end), text.slice(start, close), opening === "$$" || opening === "\\["), end };
+}
+
+/** Whether two dollars are no formula: there is a space within them, or a digit after them. */
+const isPrice = (text, start, close) => /\s/.test(text[start] + text[close - 1]) || /\d/.test(text[close + 1] ?? "");
 
 function codeSpan(text, start, ticks, missing) {
   if (missing.has(ticks)) return null;

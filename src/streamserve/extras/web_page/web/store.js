@@ -2,6 +2,8 @@
 
 const CHAT = "streamserve.chat.";
 const SETTINGS = "streamserve.settings";
+const PRESETS = "streamserve.presets";
+const OPEN = "streamserve.open";      // in the storage of this tab
 
 /** Return all stored conversations, the one used last first. Entries that cannot be read are left out. */
 export function conversations() {
@@ -13,14 +15,29 @@ export function conversations() {
 /** Store a conversation. Returns whether there was space for it. */
 export const save = (conversation) => stored(CHAT + conversation.id, conversation);
 
+/** Return the conversation that this tab showed before it was reloaded; null if it is not stored. */
+export function loadOpen() {
+  const conversation = parsed(localStorage.getItem(CHAT + sessionStorage.getItem(OPEN)));
+  return isConversation(conversation) ? conversation : null;
+}
+
+/** Note which conversation this tab shows. */
+export const saveOpen = ({ id }) => sessionStorage.setItem(OPEN, id);
+
 /** Remove a conversation from the storage. */
 export const remove = (conversation) => localStorage.removeItem(CHAT + conversation.id);
 
-/** Return the settings that a new conversation begins with. */
+/** Return the settings that were changed last. */
 export const loadSettings = () => parsed(localStorage.getItem(SETTINGS)) ?? {};
 
-/** Store the settings that a new conversation begins with. */
+/** Store the settings that were changed last. */
 export const saveSettings = (settings) => stored(SETTINGS, settings);
+
+/** Return the presets: settings by name. */
+export const presets = () => new Map(parsed(localStorage.getItem(PRESETS)) ?? []);
+
+/** Store the presets. Returns whether there was space for them. */
+export const savePresets = (presets) => stored(PRESETS, [...presets]);
 
 /** Call a listener when another tab has changed the history. */
 export function onChange(listener) {
