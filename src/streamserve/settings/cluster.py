@@ -46,6 +46,11 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
         raise SettingsError(
             "listen: the address must not contain a key: give this server's own key as join_key"
         )
+    if server.join_clients and not server.join_key:
+        raise SettingsError(
+            f"join_clients: has no effect without join_key, the server's own key: {NEW_KEY}, or leave "
+            "join_clients out"
+        )
     if server.launcher == "ray":
         ray_resources(server.ray_resources)
         if "://" in server.ray_address:

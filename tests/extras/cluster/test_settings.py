@@ -51,6 +51,13 @@ def test_contradictory_settings_are_refused(
         resolve("embedded", given)
 
 
+def test_keys_of_machines_without_a_key_of_the_server_are_refused(tmp_path: Path) -> None:
+    clients = tmp_path / "clients"
+    clients.write_text(f"{'ab' * 32} node-1\n")
+    with pytest.raises(SettingsError, match="join_clients: has no effect without join_key"):
+        resolve("embedded", {"launcher": "ray", "join_clients": str(clients)})
+
+
 @pytest.mark.parametrize("name", SECRETS)
 def test_keys_on_a_command_line_that_ray_shows_are_refused(name: str) -> None:
     server = ServerConfig(launcher="ray")
