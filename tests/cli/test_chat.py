@@ -15,6 +15,9 @@ from streamserve.cli.main import app
 class EchoLLM:
     """Answers with the contents of all messages."""
 
+    tokenizer = SimpleNamespace(encode=str.encode)
+    model = SimpleNamespace(max_model_len=1000)
+
     @classmethod
     def from_settings(cls, settings: Any) -> Self:
         return cls()

@@ -32,3 +32,9 @@ def test_a_missing_prompt_is_one_line(
     Path("odd.txt").write_bytes(b"\xff\xfe\xfa")
     done = CliRunner().invoke(app, ["generate", *arguments])
     assert (done.exit_code, done.stderr) == (2, f"streamserve: {message}\n")
+
+
+def test_max_tokens_is_within_the_context() -> None:
+    command = ["generate", "What is 12 + 7?", "--max-tokens", "100000", "--no-profile", "--threads", "1"]
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, done.stdout) == (0, "12 + 7 = 19.\n"), done.output
