@@ -27,8 +27,8 @@ from tests.campaigns.real_server import RealServer
 
 AGENT_SECONDS = float(os.environ.get("AGENT_SECONDS", "600"))
 """Time limit of one prompt."""
-STREAMED = 2_000
-"""Bytes of the server since the request was sent, after which a reply is under way."""
+STREAMED = 100
+"""Events of a stream after which the agent is interrupted."""
 END_SECONDS = 60.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -53,12 +53,18 @@ def converse(agent: Agent, task: Task, address: Address, work: Path, link: Relay
                 stdout=printed,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_interruptible,
             )
             _wait(process, link, interrupted=task.interrupted and not number, printed=printed)
             printed.seek(0)
             output += printed.read()
         _nothing_left(address.home, server)
     return output
+
+
+def _interruptible() -> None:
+    """Accept SIGINT: a process that a shell started in the background inherits that it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait(process: subprocess.Popen[bytes], link: Relay, interrupted: bool, printed: IO[str]) -> None:
@@ -78,8 +84,8 @@ def _wait(process: subprocess.Popen[bytes], link: Relay, interrupted: bool, prin
 
 
 def _streaming(link: Relay) -> bool:
-    """Return whether a reply of the script without an end is under way."""
-    return b"talks and" in link.received()[-STREAMED * 20 :] and len(link.received()) > STREAMED
+    """Return whether the reply without an end is under way: other replies have fewer events."""
+    return any(connection.received.count(b"data: ") > STREAMED for connection in link.connections)
 
 
 def _until(done: Callable[[], bool], seconds: float) -> None:
@@ -134,14 +140,16 @@ def check_exchanges(task: Task, link: Relay, output: str) -> dict[str, int]:
             raise TrialFailure(UNEXPECTED_5XX, f"{status}: {request.line} {_shown(request.body)}")
         if status >= 400:
             overflows = task.refusable and status == 400
-            known = request.line.startswith(("GET", "HEAD")) or "/count_tokens" in request.line
-            if not overflows and not (known and status == 404):
+            probes = request.line.startswith(("GET", "HEAD")) and status in (404, 405)
+            if not overflows and not probes:
                 raise TrialFailure(
                     UNCLEAR, f"{status}: {request.line} {_reply(link, status)} {_shown(request.body)}"
                 )
             counts["refused as expected"] = counts.get("refused as expected", 0) + 1
     if not any(request.body for request, status in exchanges if status == 200):
         raise TrialFailure(ERROR, f"no request was answered; printed: {output[-900:]}")
+    if not any(task.seen in request.body.decode(errors="replace") for request, _ in exchanges):
+        raise TrialFailure(ERROR, f"no request has the text {task.seen!r}")
     if counts["tool results"] < task.tools:
         raise TrialFailure(
             ERROR, f"{counts['tool results']} tool results of {task.tools}; printed: {output[-900:]}"

@@ -54,6 +54,8 @@ class Agent:
     write: Callable[[Path, str], Call] | None = None
     edit: Callable[[Path, str, str], Call] | None = None
     run: Callable[[str], Call] | None = None
+    limits_replies: bool = True
+    """Whether its requests have a limit of their output, so that a reply without an end is cut."""
     context: int = 110_000
     """Tokens of a context that its first request fits in, but a conversation with long results does not."""
 
@@ -123,11 +125,6 @@ def _aider(address: Address) -> dict[str, str]:
     }
 
 
-def _patch(path: Path, old: str, new: str) -> str:
-    head = f"*** Update File: {path}\n@@\n-{old}\n+{new}\n" if old else ""
-    return f"*** Begin Patch\n{head}*** End Patch"
-
-
 _CODEX_RUN = "exec_command"
 
 AGENTS = (
@@ -159,6 +156,7 @@ AGENTS = (
             {"filePath": str(path), "oldString": old, "newString": new},
         ),
         run=lambda command: ("bash", {"command": command, "description": "Runs a command"}),
+        context=70_000,
     ),
     Agent(
         "claude-code",
@@ -185,6 +183,8 @@ AGENTS = (
         write=lambda path, text: (_CODEX_RUN, {"cmd": f"cat > {path} <<'END'\n{text}END"}),
         edit=lambda path, old, new: (_CODEX_RUN, {"cmd": f"sed -i 's/{old}/{new}/' {path}"}),
         run=lambda command: (_CODEX_RUN, {"cmd": command}),
+        limits_replies=False,
+        context=80_000,
     ),
     Agent(
         "aider",
@@ -192,5 +192,7 @@ AGENTS = (
         ("--yes-always", "--no-git", "--message"),
         ("--yes-always", "--no-git", "--restore-chat-history", "--message"),
         _aider,
+        limits_replies=False,
+        context=8_000,
     ),
 )

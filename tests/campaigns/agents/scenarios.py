@@ -11,6 +11,8 @@ from tests.scripted_checkpoint import Reply
 LONG = 24_000
 """Characters of a long result: agents pass it to the model whole."""
 LONG_RESULTS = 6
+OVERFLOWS = ("context", "too long", "compact")
+"""Words by which agents say that a conversation does not fit."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Task:
     be in the output, and `written` has the files of its folder at the end. `tools` is the minimum number of
     tool results in the longest request. If `interrupted`, the agent is interrupted during the reply to the
     first prompt. If `refusable`, requests may be refused because the context overflows. If the agent prints
-    one of the words in `says`, it may end without the result. `context` is the model's limit.
+    one of the words in `says`, it may end without the result. `context` is the model's limit. `seen` must be
+    in a request.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Task:
     refusable: bool = False
     says: Sequence[str] = ()
     context: int | None = None
+    seen: str = ""
     arguments: Sequence[str] = ()
 
 
@@ -61,8 +65,9 @@ def read(agent: Agent, name: str, folder: Path) -> Task:
     last = Reply(cue(name, 2), f"The word is amber: {answer(name)}.")
     task = f"Read notes.txt and say the word in it. ({cue(name, 1)})"
     if agent.read is None:
-        last = Reply(cue(name, 2), last.text, tooled=False)
-        return Task(name, [task], [last], answer(name), {"notes.txt": note}, arguments=["notes.txt"])
+        reply, seen = Reply(cue(name, 1), last.text, tooled=False), "The word is amber"
+        files = {"notes.txt": note}
+        return Task(name, [task], [reply], answer(name), files, seen=seen, arguments=["notes.txt"])
     first = Reply(cue(name, 1), "I read the file.\n" + call(agent.read(folder / "notes.txt")))
     return Task(name, [task], [first, last], answer(name), {"notes.txt": note}, tools=1)
 
@@ -134,14 +139,10 @@ def cut(agent: Agent, name: str, folder: Path) -> Task:
         Reply(cue(name, 1), f"{name} counts on and on, ", tooled=tooled, endless=True),
         Reply(cue(name, 2), f"I have counted: {answer(name)}.", tooled=tooled),
     ]
-    return Task(
-        name,
-        prompts[: 2 if agent.resume else 1],
-        replies,
-        answer(name),
-        refusable=True,
-        context=agent.context,
-    )
+    if agent.limits_replies:
+        return Task(name, prompts, replies, answer(name))
+    context, result = agent.context, answer(name)
+    return Task(name, prompts, replies, result, refusable=True, says=OVERFLOWS, context=context)
 
 
 def overflow(agent: Agent, name: str, folder: Path) -> Task | None:
@@ -159,7 +160,6 @@ def overflow(agent: Agent, name: str, folder: Path) -> Task | None:
     replies.append(Reply(cue(name, LONG_RESULTS + 1), f"I have seen all: {answer(name)}."))
     line = "All work and no play makes a long line of text.\n"
     files = {"long": line * (LONG // len(line))}
-    says = ("context", "too long", "compact", "token")
     task = f"Look at the file long, again and again. ({cue(name, 1)})"
     return Task(
         name,
@@ -169,7 +169,7 @@ def overflow(agent: Agent, name: str, folder: Path) -> Task | None:
         files,
         tools=1,
         refusable=True,
-        says=says,
+        says=OVERFLOWS,
         context=agent.context,
     )
 
