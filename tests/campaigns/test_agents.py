@@ -134,6 +134,18 @@ def test_a_relay_forwards_and_keeps_what_was_said(echoing: int) -> None:
     assert link.exchanges() == [(Request("POST /x", b"hi"), 200)]
 
 
+def test_a_server_sees_that_the_client_of_a_relay_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, open_relay(listener.getsockname()[1]) as link:
+        client = socket.create_connection(("127.0.0.1", link.port), 10)
+        server, _ = listener.accept()
+        with server:
+            server.settimeout(10)
+            client.close()
+            assert server.recv(1) == b"", "a client may go on reading after this"
+            with pytest.raises(OSError, match=r"Broken pipe|reset"):
+                server.sendall(b"x" * 50_000_000)
+
+
 def test_counts_of_a_task_that_is_done() -> None:
     assert check_exchanges(TASK, exchanged(200, 200), "") == {"requests": 2, "tool results": 1}
     overflowing = replace(TASK, refusable=True)

@@ -71,7 +71,8 @@ def _wait(process: subprocess.Popen[bytes], link: Relay, interrupted: bool, prin
     try:
         if interrupted:
             _until(lambda: _streaming(link) or process.poll() is not None, AGENT_SECONDS)
-            process.send_signal(signal.SIGINT)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         process.wait(AGENT_SECONDS)
     except (subprocess.TimeoutExpired, TimeoutError):
         printed.seek(0)

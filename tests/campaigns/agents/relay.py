@@ -119,10 +119,14 @@ def _accept(listener: socket.socket, target: int, result: Relay, opened: list[so
 
 
 def _pump(source: socket.socket, target: socket.socket, copy: bytearray) -> None:
-    """Forward until one end closes; then the other end is closed too, as the agent would see it."""
-    with suppress(OSError):
+    """Forward until the source has ended. If the target is gone, the source's connection ends too."""
+    try:
         while piece := source.recv(65536):
             copy += piece
             target.sendall(piece)
-    with suppress(OSError):
         target.shutdown(socket.SHUT_WR)
+    except OSError:
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()  # resets a sender that has more
