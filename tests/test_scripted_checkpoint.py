@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,19 +22,15 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 def written(folder: Path, messages: list[dict[str, str]], tools: bool = True, tokens: int = 80) -> str:
     """Return what transformers' own model writes greedily."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    ids = tokenizer.apply_chat_template(
-        messages,
-        tools=TOOLS if tools else None,
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=False,
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(
+        messages, tools=TOOLS if tools else None, add_generation_prompt=True, tokenize=False
     )
+    ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
     with torch.no_grad():
         output = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-    text: str = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
-    return text
+    return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 
 
 @pytest.fixture(scope="module")

@@ -171,6 +171,7 @@ AGENTS = (
             {"file_path": str(path), "old_string": old, "new_string": new},
         ),
         run=lambda command: ("Bash", {"command": command, "description": "Runs a command"}),
+        context=160_000,
     ),
     Agent(
         "codex",

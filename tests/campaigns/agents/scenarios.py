@@ -153,7 +153,7 @@ def overflow(agent: Agent, name: str, folder: Path) -> Task | None:
         Reply(
             cue(name, number),
             f"Part {number}.\n"
-            + call(agent.run(f"cat {folder}/long; echo {cue(name, 0)[:-1]}$(({number}+1))")),
+            + call(agent.run(f"echo {cue(name, 0)[:-1]}$(({number}+1)); cat {folder}/long")),
         )
         for number in range(1, LONG_RESULTS + 1)
     ]
