@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 HIDDEN = 128
-MAX_POSITIONS = 400_000
+MAX_POSITIONS = 1_000_000
 SCALE = 100.0
 """Distance of logits: the scripted token is also the only one at any temperature that clients send."""
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>")

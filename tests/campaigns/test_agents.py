@@ -65,11 +65,11 @@ def test_the_calls_that_are_nearly_right_are_wrong(tmp_path: Path) -> None:
 def test_an_agent_gets_nothing_but_its_own_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "of-somebody")
+    monkeypatch.setenv("OPENAI_API_KEY", "of-another-server")
     for agent in AGENTS:
         given = environment(agent, Address("http://127.0.0.1:9", tmp_path))
         assert given["HOME"] == str(tmp_path)
-        assert "of-somebody" not in given.values()
+        assert "of-another-server" not in given.values()
         texts = [*given.values(), *agent.files(Address("http://127.0.0.1:9", tmp_path)).values()]
         assert any("http://127.0.0.1:9" in text for text in texts), agent.name
         assert any("sk-scripted" in text for text in texts), agent.name
