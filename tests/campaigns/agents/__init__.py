@@ -4,6 +4,9 @@ home folder.
 
     make agents                                   installs the agents in build/agents
     python -m tests.campaigns agents --only-seed 3
+
+Environment variables: AGENTS is the folder of the agents, AGENT_SECONDS the time limit of a prompt, and
+AGENT_BODY a file to which the body of a refused request is written.
 """
 
 import tempfile

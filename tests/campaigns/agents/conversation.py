@@ -159,9 +159,8 @@ def check_exchanges(task: Task, link: Relay, output: str) -> dict[str, int]:
 
 
 def _shown(body: bytes) -> str:
-    keep = os.environ.get("STREAMSERVE_AGENT_BODIES")
-    if keep:
-        Path(keep).write_bytes(body)
+    if "AGENT_BODY" in os.environ:
+        Path(os.environ["AGENT_BODY"]).write_bytes(body)
     return body[:200].decode(errors="replace")
 
 
