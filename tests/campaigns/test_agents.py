@@ -81,7 +81,7 @@ def test_agents_that_are_not_installed_are_named_with_the_command(
     monkeypatch.setenv(AGENTS_VARIABLE, str(tmp_path))
     outcome = AgentsCampaign(tmp_path).trial(0)
     assert (outcome.verdict, outcome.kind) == ("refused", UNAVAILABLE)
-    assert "claude-code" in outcome.detail
+    assert "qwen-code is not installed" in outcome.detail
     assert "make agents" in outcome.detail
 
 

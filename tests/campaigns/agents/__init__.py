@@ -40,17 +40,12 @@ class AgentsCampaign:
 
     def trial(self, seed: int) -> Outcome:
         """Run the agent of a seed to the end of its task."""
-        missing = sorted(agent.name for agent in AGENTS if not agent.path.exists())
-        if missing:
-            detail = f"not installed: {', '.join(missing)}; run: make agents, or set {AGENTS_VARIABLE}"
-            return Outcome(verdict="refused", kind=UNAVAILABLE, detail=detail)
-        return self.run(seed)
-
-    def run(self, seed: int) -> Outcome:
-        """Run the trial of a seed, whether other agents are installed or not."""
         turn, number = divmod(seed, len(self._tasks))
         (name, scenario), task = list(self._tasks.items())[number]
         (agent,) = (agent for agent in AGENTS if agent.name == name)
+        if not agent.path.exists():
+            detail = f"{name} is not installed: run `make agents`, or set {AGENTS_VARIABLE} to its folder"
+            return Outcome(verdict="refused", kind=UNAVAILABLE, detail=detail)
         self._versions[name] = self._versions.get(name) or agent.version()
         settings = {"agent": name, "version": self._versions[name], "scenario": scenario}
         try:
