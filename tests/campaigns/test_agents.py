@@ -147,8 +147,12 @@ def test_a_server_sees_that_the_client_of_a_relay_is_gone() -> None:
 
 
 def test_counts_of_a_task_that_is_done() -> None:
-    assert check_exchanges(TASK, exchanged(200, 200), "") == {"requests": 2, "tool results": 1}
+    counts = {"requests": 2, "tool results": 1, "compacted": 0}
+    assert check_exchanges(TASK, exchanged(200, 200), "") == counts
     overflowing = replace(TASK, refusable=True)
+    link = exchanged(200, 400)
+    link.connections += exchanged(200, body=BODY[:-1]).connections
+    assert check_exchanges(overflowing, link, "")["compacted"] == 1
     assert check_exchanges(overflowing, exchanged(200, 400), "")["refused as expected"] == 1
 
 
@@ -174,8 +178,9 @@ def test_the_result_is_what_was_printed_and_written(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("5\n")
     check_result(TASK, tmp_path, "here is the-result")
     check_result(replace(TASK, says=["too long"]), tmp_path, "Error: prompt is TOO LONG")
+    check_result(replace(TASK, says=["too long"]), tmp_path, "nothing", compacted=True)
     with pytest.raises(TrialFailure, match=WRONG_TEXT):
-        check_result(TASK, tmp_path, "nothing")
+        check_result(TASK, tmp_path, "nothing", compacted=True)
     os.remove(tmp_path / "out")
     with pytest.raises(TrialFailure, match="out has None"):
         check_result(TASK, tmp_path, "the-result")

@@ -81,7 +81,7 @@ class AgentsCampaign:
             output = converse(agent, task, address, work, link, server)
             counts = check_exchanges(task, link, output)
             counts["prompt tokens"] = int(metric(server, "prompt_tokens_total") - before)
-            check_result(task, work, output)
+            check_result(task, work, output, compacted=counts["compacted"] > 0)
         server.check()
         return {f"{agent.name} {self._versions[agent.name]} tasks": 1, **counts}
 

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 from tests.campaigns.agents.installed import KEY, Address, Agent
-from tests.campaigns.agents.relay import Relay
+from tests.campaigns.agents.relay import Relay, Request
 from tests.campaigns.agents.scenarios import Task
 from tests.campaigns.outcome import (
     ERROR,
@@ -147,6 +147,7 @@ def check_exchanges(task: Task, link: Relay, output: str) -> dict[str, int]:
                     UNCLEAR, f"{status}: {request.line} {_reply(link, status)} {_shown(request.body)}"
                 )
             counts["refused as expected"] = counts.get("refused as expected", 0) + 1
+    counts["compacted"] = int(_compacted(exchanges))
     if not any(request.body for request, status in exchanges if status == 200):
         raise TrialFailure(ERROR, f"no request was answered; printed: {output[-900:]}")
     if not any(task.seen in request.body.decode(errors="replace") for request, _ in exchanges):
@@ -156,6 +157,16 @@ def check_exchanges(task: Task, link: Relay, output: str) -> dict[str, int]:
             ERROR, f"{counts['tool results']} tool results of {task.tools}; printed: {output[-900:]}"
         )
     return counts
+
+
+def _compacted(exchanges: Sequence[tuple[Request, int]]) -> bool:
+    """Return whether a refused request was followed by a shorter one that was answered."""
+    refused = 0
+    for request, status in exchanges:
+        if status == 200 and 0 < len(request.body) < refused:
+            return True
+        refused = max(refused, len(request.body) if status == 400 else 0)
+    return False
 
 
 def _shown(body: bytes) -> str:
@@ -170,10 +181,11 @@ def _reply(link: Relay, status: int) -> str:
     return received[at:].partition(b"\r\n\r\n")[2][:400].decode(errors="replace")
 
 
-def check_result(task: Task, work: Path, output: str) -> None:
+def check_result(task: Task, work: Path, output: str, compacted: bool = False) -> None:
     """Raise TrialFailure unless the agent has written what its task expects, and has printed its result or
     the reason why there is none."""
-    if task.printed not in output and not any(word in output.lower() for word in task.says):
+    ended = any(word in output.lower() for word in task.says) or (compacted and bool(task.says))
+    if task.printed not in output and not ended:
         raise TrialFailure(WRONG_TEXT, f"{task.printed} is not in the output: {output[-900:]}")
     for name, text in task.written.items():
         path = work / name

@@ -23,8 +23,8 @@ class Task:
     be in the output, and `written` has the files of its folder at the end. `tools` is the minimum number of
     tool results in the longest request. If `interrupted`, the agent is interrupted during the reply to the
     first prompt. If `refusable`, requests may be refused because the context overflows. If the agent prints
-    one of the words in `says`, it may end without the result. `context` is the model's limit. `seen` must be
-    in a request.
+    one of the words in `says`, or has compacted its conversation, it may end without the result. `context` is
+    the model's limit. `seen` must be in a request.
     """
 
     name: str
