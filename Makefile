@@ -37,8 +37,8 @@ export PYTHONUTF8 := 1
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)
 
-.PHONY: help install serve check test style types pages pytest lint verify gpu-check gpu-wheels wheel campaign docs \
-	figures durations clean
+.PHONY: help install serve check test style types pages pytest lint verify gpu-check gpu-wheels wheel agents campaign \
+	docs figures durations clean
 
 help:
 	@sed -n '2,12s/^# *//p' Makefile
@@ -109,6 +109,14 @@ $(VENV)/.wheel: $(VENV)/.installed
 # Compiled kernels are kept in build/kernels: after the first time it takes seconds.
 wheel: $(VENV)/.wheel
 	$(BIN)/python scripts/build_wheel.py
+
+# The newest of each, for `make campaign FAMILY=agents`, which records the versions.
+AGENTS ?= build/agents
+agents:
+	npm install --no-audit --no-fund --prefix $(AGENTS) @anthropic-ai/claude-code @openai/codex opencode-ai \
+		@qwen-code/qwen-code
+	$(PYTHON) -m venv $(AGENTS)/aider
+	$(AGENTS)/aider/bin/pip install --quiet --upgrade aider-chat
 
 campaign: $(VENV)/.developing
 	$(BIN)/python -m tests.campaigns $(FAMILY) --minutes $(MINUTES) $(ARGS)

@@ -63,6 +63,10 @@ FAMILIES = {
         "machines that are lost or slow at each lifecycle event of a request, in network namespaces",
         1.5,
     ),
+    "agents": Family(
+        "tests.campaigns.agents",
+        "coding agents as their registries install them, against a server whose model writes a script",
+    ),
     "levels": Family(
         "tests.campaigns.levels",
         "tests of execution, exactness and pairs as on processors with fewer instructions than this one",

@@ -1,0 +1,194 @@
+"""Run an agent through a task, and check what it and the server did."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+import httpx
+import psutil
+
+from tests.campaigns.agents.installed import KEY, Address, Agent
+from tests.campaigns.agents.relay import Relay, Request
+from tests.campaigns.agents.scenarios import Task
+from tests.campaigns.outcome import (
+    ERROR,
+    HANG,
+    LEFT_BEHIND,
+    UNCLEAR,
+    UNEXPECTED_5XX,
+    WRONG_TEXT,
+    TrialFailure,
+)
+from tests.campaigns.real_server import RealServer
+
+AGENT_SECONDS = float(os.environ.get("AGENT_SECONDS", "600"))
+"""Time limit of one prompt."""
+STREAMED = 100
+"""Events of a stream after which the agent is interrupted."""
+END_SECONDS = 60.0
+PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def environment(agent: Agent, address: Address) -> dict[str, str]:
+    """Return the whole environment of an agent: nothing of this process's is in it."""
+    return {"HOME": str(address.home), "PATH": PATH, "TERM": "dumb", **agent.environment(address)}
+
+
+def converse(agent: Agent, task: Task, address: Address, work: Path, link: Relay, server: RealServer) -> str:
+    """Give an agent all prompts of a task, and return what it printed. Raises TrialFailure if it does not
+    end, or leaves a process or a request behind."""
+    output = ""
+    for number, prompt in enumerate(task.prompts):
+        arguments = [*(agent.resume if number else agent.ask), prompt, *task.arguments]
+        with (address.home / f"output-{number}").open("w+") as printed:
+            process = subprocess.Popen(
+                [agent.path, *arguments],
+                cwd=work,
+                env=environment(agent, address),
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_interruptible,
+            )
+            _wait(process, link, interrupted=task.interrupted and not number, printed=printed)
+            printed.seek(0)
+            output += printed.read()
+        _nothing_left(address.home, server)
+    return output
+
+
+def _interruptible() -> None:
+    """Accept SIGINT: a process that a shell started in the background inherits that it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _wait(process: subprocess.Popen[bytes], link: Relay, interrupted: bool, printed: IO[str]) -> None:
+    try:
+        if interrupted:
+            _until(lambda: _streaming(link) or process.poll() is not None, AGENT_SECONDS)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        process.wait(AGENT_SECONDS)
+    except (subprocess.TimeoutExpired, TimeoutError):
+        printed.seek(0)
+        seen = ", ".join(f"{request.line} {status}" for request, status in link.exchanges())
+        raise TrialFailure(HANG, f"no end; requests: {seen}; printed: {printed.read()[-900:]}") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _streaming(link: Relay) -> bool:
+    """Return whether the reply without an end is under way: other replies have fewer events."""
+    return any(connection.received.count(b"data: ") > STREAMED for connection in link.connections)
+
+
+def _until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.1)
+
+
+def _nothing_left(home: Path, server: RealServer) -> None:
+    """Wait until no process with this home folder runs, and no request. Ends and reports those that stay."""
+    try:
+        _until(lambda: not _processes(home), END_SECONDS)
+    except TimeoutError:
+        left = _processes(home)
+        names = [" ".join(process.cmdline())[:200] for process in left if process.is_running()]
+        for process in left:
+            process.kill()
+        raise TrialFailure(LEFT_BEHIND, f"processes of the agent: {names}") from None
+    try:
+        _until(lambda: metric(server, "num_requests_running") == 0, END_SECONDS)
+    except TimeoutError:
+        raise TrialFailure(LEFT_BEHIND, "requests of the agent run after its end") from None
+
+
+def _processes(home: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HOME") == str(home):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def metric(server: RealServer, name: str) -> float:
+    """Return the sum of a metric of the server over its labels."""
+    text = httpx.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=120).text
+    lines = [line for line in text.splitlines() if line.startswith(f"streamserve:{name}")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def check_exchanges(task: Task, link: Relay, output: str) -> dict[str, int]:
+    """Return counts of requests. Raises TrialFailure if the server failed at one, or refused one that the
+    task does not expect to be refused."""
+    exchanges = link.exchanges()
+    counts = {"requests": len(exchanges), "tool results": link.tool_results()}
+    for request, status in exchanges:
+        if status >= 500:
+            raise TrialFailure(UNEXPECTED_5XX, f"{status}: {request.line} {_shown(request.body)}")
+        if status >= 400:
+            overflows = task.refusable and status == 400
+            probes = request.line.startswith(("GET", "HEAD")) and status in (404, 405)
+            if not overflows and not probes:
+                raise TrialFailure(
+                    UNCLEAR, f"{status}: {request.line} {_reply(link, status)} {_shown(request.body)}"
+                )
+            counts["refused as expected"] = counts.get("refused as expected", 0) + 1
+    counts["compacted"] = int(_compacted(exchanges))
+    if not any(request.body for request, status in exchanges if status == 200):
+        raise TrialFailure(ERROR, f"no request was answered; printed: {output[-900:]}")
+    if not any(task.seen in request.body.decode(errors="replace") for request, _ in exchanges):
+        raise TrialFailure(ERROR, f"no request has the text {task.seen!r}")
+    if counts["tool results"] < task.tools:
+        raise TrialFailure(
+            ERROR, f"{counts['tool results']} tool results of {task.tools}; printed: {output[-900:]}"
+        )
+    return counts
+
+
+def _compacted(exchanges: Sequence[tuple[Request, int]]) -> bool:
+    """Return whether a refused request was followed by a shorter one that was answered."""
+    refused = 0
+    for request, status in exchanges:
+        if status == 200 and 0 < len(request.body) < refused:
+            return True
+        refused = max(refused, len(request.body) if status == 400 else 0)
+    return False
+
+
+def _shown(body: bytes) -> str:
+    if "AGENT_BODY" in os.environ:
+        Path(os.environ["AGENT_BODY"]).write_bytes(body)
+    return body[:200].decode(errors="replace")
+
+
+def _reply(link: Relay, status: int) -> str:
+    received = link.received()
+    at = received.find(b"HTTP/1.1 %d" % status)
+    return received[at:].partition(b"\r\n\r\n")[2][:400].decode(errors="replace")
+
+
+def check_result(task: Task, work: Path, output: str, compacted: bool = False) -> None:
+    """Raise TrialFailure unless the agent has written what its task expects, and has printed its result or
+    the reason why there is none."""
+    ended = any(word in output.lower() for word in task.says) or (compacted and bool(task.says))
+    if task.printed not in output and not ended:
+        raise TrialFailure(WRONG_TEXT, f"{task.printed} is not in the output: {output[-900:]}")
+    for name, text in task.written.items():
+        path = work / name
+        found = path.read_text() if path.exists() else None
+        if found != text:
+            raise TrialFailure(WRONG_TEXT, f"{name} has {found!r}, not {text!r}; printed: {output[-500:]}")
