@@ -242,7 +242,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = list(variants(Path(), Path()))
-    parser.add_argument("--folder", type=Path, required=True, help="that of benchmarks.engines.peers")
+    parser.add_argument("--folder", type=Path, required=True, help="the folder of benchmarks.engines.peers")
     parser.add_argument(
         "--kept", type=Path, default=CACHE / "peers.jsonl", help="records of all rounds so far"
     )

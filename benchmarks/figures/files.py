@@ -141,8 +141,8 @@ def mixture(document: Document, name: str = "") -> str | None:
     parts = document.get("settings", {}).get("parts")
     if isinstance(parts, list) and parts and set(parts) != set(document["figures"]):
         return (
-            f"the file mixes runs: the stamp is that of the last, which measured {', '.join(parts)}; "
-            "those of the other parts are unknown"
+            f"the file mixes runs: the stamp describes the last run, which measured {', '.join(parts)}; "
+            "the other parts have none"
         )
     return MIXED.get(name)
 
