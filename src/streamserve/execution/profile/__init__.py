@@ -8,6 +8,6 @@
     remeasure.py   measures a profile again, in short pieces
     draft.py       the first estimate of the cost of drafting
 
-workers/ gets a profile when its model is loaded, and measures it again while it is idle; `streamserve profile`
-measures one with more rounds.
+workers/ gets a profile when its model is loaded, and measures it again while the worker is idle;
+`streamserve profile` measures one with more rounds.
 """
