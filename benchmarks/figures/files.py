@@ -26,7 +26,7 @@ def path(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """Return the names of all result files, without those of campaigns."""
+    """Return the names of all result files except the campaigns'."""
     return sorted(file.stem for folder in FOLDERS for file in folder.glob("*.json"))
 
 
@@ -38,7 +38,7 @@ def load(name: str) -> Document:
 
 
 def verification(document: Document) -> Document:
-    """Return the results of `make verify` like those of a single run: with the figures of all its parts."""
+    """Return the results of `make verify` as if they were of one run: with the figures of all its parts."""
     parts = document["parts"].values()
     return document | {
         "figures": {test: record for part in parts for test, record in part.get("figures", {}).items()},
@@ -141,8 +141,8 @@ def mixture(document: Document, name: str = "") -> str | None:
     parts = document.get("settings", {}).get("parts")
     if isinstance(parts, list) and parts and set(parts) != set(document["figures"]):
         return (
-            f"the file mixes runs: the stamp is that of the last, which measured {', '.join(parts)}; "
-            "those of the other parts are unknown"
+            f"the file mixes runs: the stamp describes the last run, which measured {', '.join(parts)}; "
+            "the other parts have none"
         )
     return MIXED.get(name)
 

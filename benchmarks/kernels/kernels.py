@@ -1,7 +1,7 @@
 """Our matrix kernel compared with memory bandwidth, with itself at one row, and with oneDNN.
 
 oneDNN's weights are packed where it is faster with them: bf16. Results are stored by instruction set and
-type, so that those of several processors can be compared.
+type, so that results of several processors can be compared.
 
 Every shape has enough copies of its weight that none is found in a cache. All compared values are measured
 in the same rounds, one after another; a result is the median over rounds, a ratio the median of ratios.

@@ -1,8 +1,8 @@
 """Quality of the packaged pair: held-out tasks by family, and acceptance of draft tokens by depth.
 
-Acceptance is that of coupled speculation: the draft samples with the target's noise. While its tokens are
-accepted the draft sees the target's text, so one pass over that text measures every depth: the draft token at
-depth `d` is accepted when the draft is right at `d` consecutive positions.
+Acceptance is measured for coupled speculation: the draft samples with the target's noise. While its tokens
+are accepted, the draft sees the target's text, so one pass over that text measures every depth: the draft
+token at depth `d` is accepted when the draft is right at `d` consecutive positions.
 
     python -m benchmarks.packaged.embedded_quality --count 400
 """
@@ -141,7 +141,7 @@ def by_depth(matches: Sequence[NDArray[np.bool_]]) -> list[float | None]:
 
 
 def measure(count: int, acceptance_count: int, seed: int) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return all results by family, and those of records under a grammar."""
+    """Return all results by family, and the results of records under a grammar."""
     figures: dict[str, Any] = {}
     drafters = Drafters()
     with LLM("embedded") as llm:

@@ -1,5 +1,6 @@
 """The packaged model in every format of weights: its greedy tokens by the kernels, which round activations,
-against those of the same dequantized weights in float32. Teacher-forced, at every token of held-out replies.
+compared with the greedy tokens of the same dequantized weights in float32. Teacher-forced, at every token of
+held-out replies.
 
     python -m benchmarks.packaged.format_agreement --count 10
 

@@ -1,7 +1,7 @@
-"""Quality of the packaged model at each width: its distributions against those of 16 bits, and its tasks.
+"""Quality of the packaged model at each width: its distributions compared with 16 bits, and its tasks.
 
-Distributions are compared at every token of held-out replies, teacher-forced. Acceptance is that of the
-packaged draft (in 16 bits) while a target of that width serves the same requests.
+Distributions are compared at every token of held-out replies, teacher-forced. Acceptance is
+measured with the packaged draft (in 16 bits), while a target of that width serves the same requests.
 
     python -m benchmarks.packaged.width_quality --count 100
 """

@@ -50,7 +50,7 @@ SETTINGS = (
 )  # fmt: skip
 """POLICY+ORDER, or a policy of speculation in the order that uses targets; `blind` is goodput without the
 targets. An order alone is continuous batching, without speculation; `separate` is `chunked` with a machine
-for each class, with as many times the requests."""
+for each class; the requests are multiplied by the number of machines."""
 TIMES_MINIMUM = (1.0, 2.4, 8.0)
 SHARES = (0.6, 0.2, 0.2)
 PIPELINES = len(TIMES_MINIMUM)
@@ -71,7 +71,7 @@ SWEEPS: dict[str, tuple[float, ...]] = {
 class Load:
     """`rate` is the share of the requests a second that plain decoding in batches of 8 could serve; `strict`
     the share of strict requests, `scale` their target as a multiple of the minimum; `loose`: no target binds.
-    The target of first tokens is `ttft` times that of the further ones; 0: none."""
+    The target of first tokens is `ttft` times the target of further tokens; 0: none."""
 
     rate: float = 0.8
     strict: float = 0.6
@@ -245,7 +245,7 @@ def recorded() -> Recording:
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
     """Return the results of one seed."""
     hardware, recording = MACHINES[machine](), recorded()
-    machines = PIPELINES if setting == "separate" else 1  # as many times the requests for them
+    machines = PIPELINES if setting == "separate" else 1  # the requests are multiplied by their number
     load = replace(load, rate=machines * load.rate, requests=machines * load.requests)
     trace_requests = workload(hardware, load, seed)
     every, drafting = simulate(hardware, recording, setting, load, trace_requests, goals(hardware, load))

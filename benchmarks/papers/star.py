@@ -58,7 +58,7 @@ def calibrate(targets: Targets, model: Path, job: Job, rounds: int = 4) -> float
 
 
 def knee(measured: list[dict[str, Any]]) -> float:
-    """Return N_full as measured: where the line of rounds that do not wait meets that of a busy service."""
+    """Return the measured N_full: where the line of rounds that do not wait meets a busy service's line."""
     alone, crowded = measured[0], measured[-1]
     return float(alone["round"] / (crowded["round"] / crowded["targets"]))
 

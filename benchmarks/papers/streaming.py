@@ -397,7 +397,7 @@ def main() -> None:
         "--queries", type=int, help="of a trace; by default enough for the most prompt streams"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=1, help="so many traces, taken together")
+    parser.add_argument("--seeds", type=int, default=1, help="number of traces; results are of all")
     parser.add_argument("--quick", action="store_true", help="main rows only")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, help="begin no row later; rows of a last time are kept")

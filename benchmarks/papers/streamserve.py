@@ -9,8 +9,8 @@ constant concurrency; prompts have the lengths of the paper's kinds of tasks, af
 of a family, which share their prefix.
 
 Throughput has two definitions: the paper's, the mean over requests of (prompt + generated) / latency; and the
-usual one, output tokens a second in total. The interaction of disaggregation and speculation is the ratio of
-speculation's speed-up of pairs to that of unified workers, by the second definition.
+usual one, output tokens a second in total. The interaction of disaggregation and speculation is
+speculation's speed-up of pairs divided by its speed-up of unified workers, by the second definition.
 
     python -m benchmarks.papers.streamserve --machine a100 --seeds 3
 """
@@ -195,7 +195,7 @@ def median(
 
 
 def interaction(ablated: dict[str, dict[str, float]]) -> float:
-    """Return the ratio of speculation's speed-up of pairs to that of unified workers, in output tokens a
+    """Return speculation's speed-up of pairs divided by its speed-up of unified workers, in output tokens a
     second."""
     speed = {name: one["tokens_per_second"] for name, one in ablated.items()}
     of_pairs = speed["full"] / speed["no speculation"]

@@ -4,8 +4,8 @@ prompts that share prefixes, and the same without each part.
 Every system has four workers of one thread. All servers are started before anything is measured, and idle
 while another one is measured. In a round every system serves the same requests, in random order, as
 a closed loop at a constant concurrency. A prompt is a question of one of the packaged model's families
-(held-out wordings) after one of four openings of 64 tokens. The interaction is the ratio of speculation's
-speed-up of pairs to that of unified workers, in output tokens a second. Results are medians of the ratios
+(held-out wordings) after one of four openings of 64 tokens. The interaction is speculation's speed-up of
+pairs divided by its speed-up of unified workers, in output tokens a second. Results are medians of the ratios
 within a round, with 95 % bootstrap intervals over rounds.
 
     python -m benchmarks.papers.streamserve_live --rounds 5

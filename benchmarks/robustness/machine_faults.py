@@ -46,7 +46,7 @@ def save(trials: list[dict[str, Any]]) -> None:
 
 
 def run(launched: Launched, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Run the trials that are missing, for so many seconds at most; return all."""
+    """Run the missing trials for at most `seconds`; return all trials."""
     trials, end = known(), time.monotonic() + seconds
     faults, cases = (RAY_FAULTS, len(EVENTS)) if launched == "ray" else (FAULTS, CASES)
     cases = pick(cases, 1)

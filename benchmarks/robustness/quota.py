@@ -1,6 +1,6 @@
 """Speed within a CPU quota and on one processor: the threads that are chosen, compared with others.
 
-Each case is a process in a control group of its own (version 1 or 2; it needs root). The quota pays for half
+Each case is a process in a separate control group (version 1 or 2; it needs root). The quota pays for half
 of the processors; a thread for each processor, as many engines start them, is stopped by it in each period.
 
     python -m benchmarks.robustness.quota --model FOLDER --rounds 5

@@ -106,5 +106,5 @@ def test_mixed_runs_are_said() -> None:
     commits = {"commit": "a" * 12, "figures": [{"commits": ["a" * 12, "b" * 12]}]}
     assert files.mixture(commits) == f"the file mixes runs of the commits {'a' * 12}, {'b' * 12}"
     parts = {"settings": {"parts": ["routers"]}, "figures": {"routers": {}, "burst": {}}}
-    assert "the last, which measured routers" in (files.mixture(parts) or "")
+    assert "the last run, which measured routers" in (files.mixture(parts) or "")
     assert files.mixture({"commit": "a", "figures": []}) is None

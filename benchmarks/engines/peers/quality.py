@@ -1,4 +1,4 @@
-"""What each engine's rounding changes: its distributions against those of float32.
+"""What each engine's rounding changes: its distributions compared with float32.
 
 Every engine reads the same held-out replies of the packaged model, teacher-forced, with its own arithmetic;
 Transformers in float32 gives the reference. `report` compares speeds at equal divergence with the result.

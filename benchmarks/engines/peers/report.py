@@ -50,8 +50,8 @@ NOTES = (
 
 
 def report(model: str, widths: Sequence[str], records: Path, write_results: bool) -> None:
-    """Print the results of the records of engines of these widths; `write_results` also writes those of all
-    as JSON and PNG, named after the model and the fastest instructions of this processor."""
+    """Print the results of the records of engines of these widths; `write_results` also writes all
+    results as JSON and PNG, named after the model and the fastest instructions of this processor."""
     if not records.exists():
         raise SystemExit(f"nothing was measured yet: there is no {records}")
     lines = read(records)

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def python(peer: Peer, folder: Path) -> Path:
-    """Return the interpreter that runs the peer: ours, or that of its environment in `folder`."""
+    """Return the interpreter that runs the peer: ours, or the one in its environment in `folder`."""
     if peer.module == PEERS[OURS].module:
         return Path(sys.executable)
     return folder / "environments" / peer.module / "bin" / "python"

@@ -101,7 +101,7 @@ def _interval(one: Any, factor: float, digits: int, sign: str = "") -> str:
 
 @table("routers/virtual", "pairs")
 def routers() -> tuple[Row, list[Row]]:
-    """Return flowguard's goodput, and its difference to that of the other routers."""
+    """Return flowguard's goodput, and its difference to the other routers' goodput."""
     rows = [
         [
             f"{one['trace']}, {one['pairs']}",

@@ -125,7 +125,7 @@ COSTS = {"here": "measured", "a100": "A100, simulated", "h200": "H200, simulated
 
 @table("targets/ratios", *RATIOS)
 def ratios() -> tuple[Row, list[Row]]:
-    """Return attainment and goodput of the default policy divided by those of each other policy."""
+    """Return attainment and goodput of the default policy divided by each other policy's."""
     rows = []
     for file in RATIOS:
         settings, records = load(file)["settings"], figures(file)

@@ -145,14 +145,14 @@ class Engine:
             self._deferred.append(message)
             return []
         self._journal.note(message)
-        events = self._take(message)
+        events = self._apply(message)
         self.scheduler.allocator.review_claims()
         if not self.has_work:
             self._standstill.clear()
         self._journal.leave(self.transfers.moving())
         return events
 
-    def _take(self, message: ToEngine) -> list[Event]:
+    def _apply(self, message: ToEngine) -> list[Event]:
         if isinstance(message, Submit | Edit) and message.arrival > (now := self.clock()):
             message = replace(message, arrival=now)  # another machine's clock: a future arrival would not age
         match message:

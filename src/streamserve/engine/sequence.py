@@ -273,9 +273,9 @@ class EngineSequence:
 
     @property
     def requirement(self) -> LatencyRequirement:
-        """The requirement of the request's target for the time per output token on this step. There is none
-        before the first token, nor if the first token was late: then the request has already missed its
-        targets."""
+        """The time per output token that this step must not exceed for the request to meet its target. There
+        is no requirement before the first token, nor if the first token was late: then the request has
+        already missed its targets."""
         tpot = self.params.slo.tpot_ms
         if tpot is None or not self.outputs:
             return NO_REQUIREMENT

@@ -14,4 +14,7 @@
 A worker calls `loading.load` once and then, for each step, `run` of the executor that it returned
 (contracts/plan.py has its interface). Both executors take the same plans: compute/executor.py on a CPU and
 backends/cuda/executor.py on a GPU.
+
+Files import each other in no circle, but folders do: model/ calls attention by an interface in compute/,
+whose executor runs the model; backends/cuda/load.py is called by loading/ and uses its memory plan.
 """

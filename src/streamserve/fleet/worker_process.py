@@ -297,7 +297,7 @@ def may_use_gpu(device: str) -> bool:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment of a process that computes."""
+    """Return the environment variables of a worker, its fork server, or a memory plan."""
     return WORKER_ENVIRONMENT | pytorch_bounds() | _without_settings(os.environ)
 
 

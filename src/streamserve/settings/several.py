@@ -65,7 +65,7 @@ def resolve_served(
     environ: Mapping[str, str] | None = None,
 ) -> ServedModels:
     """Resolve the settings of a server. It serves `models`, each given as MODEL or NAME[,NAME…]=MODEL, and
-    the models that have a table in the file `config`. The other arguments are those of `resolve`.
+    the models that have a table in the file `config`. `resolve` describes the other arguments.
 
     A model's table takes precedence over the settings of all models. Raises SettingsError for invalid values,
     CheckpointError if a model is not found.

@@ -34,7 +34,7 @@ class SpeculationPolicy:
     """A speculation policy of pure functions. The controller keeps its state between steps.
 
     * `shapes(outlook, state)` returns the shape to draft for each candidate, and the state for the next step.
-      The field `state` is the first one.
+      The field `state` is the state before the first step.
     * `select(drafted)` returns the nodes of each tree to verify, ascending and with the root.
     * `calibrated`: draft tokens are judged by calibrated acceptance instead of the drafter's own scores.
     * `weighs_costs`: the policy drafts only if that is faster by the learned costs. So trials keep these

@@ -69,7 +69,7 @@ def quick() -> Iterator[None]:
 
 
 def ensure_quick(characters: int) -> None:
-    """Raise SlowRenderingError within `quick` if reading as many characters takes more than some
+    """Raise SlowRenderingError within `quick` if reading this number of `characters` takes more than some
     milliseconds."""
     if _quick.get() and characters > QUICK_CHARACTERS:
         raise SlowRenderingError

@@ -206,7 +206,7 @@ class ServiceRuntime:
         heard = False
         for received in self._listener.receive():
             try:
-                outs += self._take(received)
+                outs += self._answer(received)
                 self._message_faults.succeeded()
             except Exception as error:  # only this message and its sender are affected
                 self._message_faults.succeeded()
@@ -221,7 +221,7 @@ class ServiceRuntime:
         for out in outs:
             self._send(out)
 
-    def _take(self, received: ReceivedMessage) -> list[TargetReply]:
+    def _answer(self, received: ReceivedMessage) -> list[TargetReply]:
         """Charge for a message, then decode it, then answer it."""
         service = self._service
         limit = service.config.limits.max_bytes

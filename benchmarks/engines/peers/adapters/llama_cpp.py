@@ -71,7 +71,7 @@ class Engine:
 
 
 class Context:
-    """As many texts as the work has streams, each with its tokens that are in the cache."""
+    """A text for each stream of the work, with the text's tokens that are in the cache."""
 
     def __init__(self, model: Any, threads: int, work: dict[str, Any]) -> None:
         import llama_cpp

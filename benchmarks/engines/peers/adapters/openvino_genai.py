@@ -28,8 +28,8 @@ def convert(checkpoint: Path, to: Path, weights: str) -> None:
 
 class Engine:
     """KV in u8, its default, in bf16, or in f32, which AVX2 uses instead; arithmetic in bf16, its default
-    where the processor supports it. The converted model `draft`, if there is one, drafts so many
-    `draft_tokens`."""
+    where the processor supports it. The converted model `draft`, if there is one, drafts
+    `draft_tokens` tokens at a time."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]

@@ -13,7 +13,7 @@ _SIMILAR = 0.8
 
 
 def near_path(request: Request) -> str | None:
-    """Return a path near that of `request` that takes its method; None if there is none."""
+    """Return a served path that resembles the request's path and takes its method; None if there is none."""
     path = request.scope["path"]
     for near in _near(path):
         scope = {**request.scope, "path": near}

@@ -26,6 +26,46 @@ from streamserve.protocol.reports import (
 PREFIX, LABEL = "streamserve:", "model_name"
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+_EVICTION = {
+    "swaps": "Evicted sequences whose KV was swapped to the host pool.",
+    "recomputes": "Evicted sequences whose KV was dropped, to be recomputed.",
+    "blocks_out": "KV blocks copied to the host pool.",
+    "blocks_back": "KV blocks copied back from the host pool.",
+    "swap_predicted": "Seconds that the chosen swaps were predicted to take.",
+    "swap_seconds": "Seconds spent on copies to and from the host pool.",
+    "recompute_predicted": "Seconds that the chosen recomputations were predicted to take.",
+    "recompute_seconds": "Seconds spent on recomputing dropped KV.",
+}
+"""The help of each metric of evictions, by the field of EvictionReport."""
+_TRANSFER = {
+    "handed_over": ("kv_transfers", "Requests whose KV was sent to the worker that decodes them."),
+    "failed": ("kv_transfer_failures", "KV transfers and cache copies that failed."),
+    "sent_bytes": ("kv_transfer_bytes", "Bytes of KV sent to other workers, including cache copies."),
+    "writeback_bytes": (
+        "kv_transfer_writeback_bytes",
+        "Bytes of KV sent to other workers as write-backs of finished requests.",
+    ),
+    "arriving_bytes": (
+        "kv_transfer_arriving_bytes",
+        "Bytes of KV sent to other workers while the prompt was still arriving.",
+    ),
+    "deferred": (
+        "kv_transfer_deferred",
+        "Requests whose KV transfer was deferred so that latency targets could be met.",
+    ),
+    "exposed_seconds": ("kv_transfer_exposed_seconds", "KV transfer time that decoding waited for."),
+    "hidden_seconds": ("kv_transfer_hidden_seconds", "KV transfer time overlapped with prefill."),
+    "received_tokens": ("kv_transfer_tokens", "Prompt tokens of requests received from other workers."),
+    "hit_tokens": (
+        "kv_transfer_hit_tokens",
+        "Prompt tokens of received requests that were found in the receiver's prefix cache and not sent.",
+    ),
+    "refused_writes": (
+        "kv_transfer_refused_writes",
+        "Writes of a lost worker that were refused because their reservation was closed.",
+    ),
+}
+"""The counters of KV transfers: name and help of each metric, by the field of TransferReport."""
 
 
 class WorkerMetrics(Collector):
@@ -167,9 +207,8 @@ class WorkerMetrics(Collector):
         )
 
     def _evictions(self, report: EvictionReport) -> Iterable[Metric]:
-        for name in EvictionReport.__struct_fields__:
-            text = f"KV eviction: {name.replace('_', ' ')}, in sequences, blocks or seconds."
-            yield self._counter(f"eviction_{name}", text, getattr(report, name))
+        for field in EvictionReport.__struct_fields__:
+            yield self._counter(f"eviction_{field}", _EVICTION[field], getattr(report, field))
 
     def _remote(self, report: RemoteReport) -> Iterable[Metric]:
         yield self._gauge("draft_services", "Open sessions with draft services.", report.services)
@@ -208,63 +247,14 @@ class WorkerMetrics(Collector):
         )
 
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
-        yield self._counter(
-            "kv_transfers", "Requests whose KV was sent to the worker that decodes them.", report.handed_over
-        )
+        for field, (name, text) in _TRANSFER.items():
+            yield self._counter(name, text, getattr(report, field))
         yield self._cache_copies(report)
-        yield self._counter(
-            "kv_transfer_failures", "KV transfers and cache copies that failed.", report.failed
-        )
-        yield self._counter(
-            "kv_transfer_bytes",
-            "Bytes of KV sent to other workers, including cache copies.",
-            report.sent_bytes,
-        )
-        yield self._counter(
-            "kv_transfer_writeback_bytes",
-            "Bytes of KV sent to other workers as write-backs of finished requests.",
-            report.writeback_bytes,
-        )
-        yield self._counter(
-            "kv_transfer_arriving_bytes",
-            "Bytes of KV sent to other workers while the prompt was still arriving.",
-            report.arriving_bytes,
-        )
-        yield self._counter(
-            "kv_transfer_deferred",
-            "Requests whose KV transfer was deferred so that latency targets could be met.",
-            report.deferred,
-        )
-        yield self._counter(
-            "kv_transfer_exposed_seconds",
-            "KV transfer time that decoding waited for.",
-            report.exposed_seconds,
-        )
-        yield self._counter(
-            "kv_transfer_hidden_seconds",
-            "KV transfer time overlapped with prefill.",
-            report.hidden_seconds,
-        )
-        yield self._counter(
-            "kv_transfer_tokens",
-            "Prompt tokens of requests received from other workers.",
-            report.received_tokens,
-        )
-        yield self._counter(
-            "kv_transfer_hit_tokens",
-            "Prompt tokens of received requests that were found in the receiver's prefix cache and not sent.",
-            report.hit_tokens,
-        )
-        yield self._counter(
-            "kv_transfer_refused_writes",
-            "Writes of a lost worker that were refused because their reservation was closed.",
-            report.refused_writes,
-        )
 
     def _cache_copies(self, report: TransferReport) -> Metric:
         family = CounterMetricFamily(
             f"{PREFIX}kv_cache_copies",
-            "Copies of cached KV to other workers for which no client waits, by kind: of prompts that are "
+            "KV copied to other workers' caches while no client waits for it, by kind: of prompts that are "
             "still arriving, or write-backs of finished requests.",
             labels=(LABEL, "kind"),
         )

@@ -21,7 +21,8 @@ _ORDER: dict[type[ReplyEvent], int] = {ReasoningDelta: 0, TextDelta: 1, CallBegi
 
 
 def message_fields(events: Iterable[ReplyEvent], with_reasoning: bool) -> dict[str, Any]:
-    """Return the fields of a whole message. `with_reasoning`: include the fields of reasoning."""
+    """Return the fields of the chat message that consists of all `events` of a reply. `with_reasoning`:
+    include the fields of reasoning."""
     shown = _shown(events, with_reasoning)
     content, reasoning = _joined(shown, TextDelta), _joined(shown, ReasoningDelta)
     calls = [replace(call, index=UNSET) for call in _calls(shown)]

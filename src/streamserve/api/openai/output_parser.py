@@ -1,4 +1,4 @@
-"""Adds the events of a reply's deltas to its output, in the order in which they were generated."""
+"""Passes text, reasoning and tool calls of a reply to the items of a response, in the reply's order."""
 
 from collections.abc import Iterable
 from typing import Protocol

@@ -29,7 +29,7 @@ class Piece:
     called: bool = False
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Append a delta."""
+        """Append the text, tokens and events of a delta."""
         self.text += delta.text
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
@@ -47,7 +47,7 @@ class GenerationOutput:
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
 
     def add(self, item: Item) -> None:
-        """Add an item."""
+        """Add an item of the task: a delta of a choice, log-probabilities of the prompt, or the usage."""
         if isinstance(item, Usage):
             self.usage = item
         elif isinstance(item, PromptLogprobs):

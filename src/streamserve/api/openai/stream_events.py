@@ -45,11 +45,11 @@ class StreamWriter:
         """Generate, and send all events."""
         self._prompt_tokens = sum(len(task.prompt.ids) for task in tasks)
         with charged_reply(context, tasks, whole=False):
-            await generate(context, tasks, self._take)
+            await generate(context, tasks, self._accept)
         if self._options.include_usage:
             await self._emit(self._reply([], usage_reply(self._usages), None))
 
-    async def _take(self, task: GenerationTask, item: Item) -> None:
+    async def _accept(self, task: GenerationTask, item: Item) -> None:
         if isinstance(item, Usage):
             self._usages.append(item)
         elif isinstance(item, PromptLogprobs):

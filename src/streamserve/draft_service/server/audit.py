@@ -44,7 +44,7 @@ class Audit:
                 "refused (%s): %s; %d refusals for this reason since the last line",
                 reason,
                 text,
-                self._take(reason),
+                self._pop(reason),
             )
 
     def _may(self, kind: str, now: float) -> bool:
@@ -64,7 +64,7 @@ class Audit:
         self._last[kind] = now
         return True
 
-    def _take(self, kind: str) -> int:
+    def _pop(self, kind: str) -> int:
         return self._since.pop(kind)
 
 

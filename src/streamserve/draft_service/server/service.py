@@ -147,7 +147,7 @@ class Service:
         if not message.deltas:
             return []
         if not any(delta.depth for delta in message.deltas):  # nothing but prompts to read ahead
-            answers = self._take(session, message.deltas, now)
+            answers = self._apply(session, message.deltas, now)
             self._enqueue(session, now)
             return answers
         session.requests += 1
@@ -157,7 +157,7 @@ class Service:
                 session.plain.add(message.plain)
             session.away_since = None
         reading = not session.wants_trees
-        answers = self._take(session, message.deltas, now)
+        answers = self._apply(session, message.deltas, now)
         self._enqueue(session, now)
         if session.requested_at is not None:
             session.requested_at = now if reading else session.requested_at
@@ -168,7 +168,7 @@ class Service:
         if session.waiting() and session.requested_at is None:
             self.batcher.enqueue(session, now)
 
-    def _take(self, session: Session, deltas: Sequence[Delta], now: float) -> list[ToTarget]:
+    def _apply(self, session: Session, deltas: Sequence[Delta], now: float) -> list[ToTarget]:
         """Apply the deltas up to the first that is refused; return the answers that need no drafting."""
         lost, again = [], []
         answers: list[ToTarget] = []

@@ -90,20 +90,10 @@ def load(
     if spec.multimodal:
         log.warning("only the text part of %s is served: requests with images are refused", config.path)
     device, memory_share = divide_devices(config.device, share)
-    if config.task in ("embed", "score") and (device.type == "cuda" or config.backend == "device"):
-        raise CheckpointError(f"--task {config.task} is not computed on a GPU yet: use --device cpu")
     if device.type == "cuda" or config.backend == "device":
+        _check_device_settings(config, share, allocate is not None)
         from streamserve.execution.backends.cuda.load import load_on_device
 
-        if config.max_loras:
-            raise CheckpointError(
-                "--max-loras: LoRA adapters are not computed on a GPU yet: use --device cpu"
-            )
-        if config.tensor_parallel_size > 1 and (allocate or share.workers > 1):
-            raise CheckpointError(
-                f"--tensor-parallel-size {config.tensor_parallel_size} requires a single worker without a "
-                "pair: leave out --workers and --pairs, or use 1"
-            )
         source = open_source(config, checkpoint, spec)
         return load_on_device(source, device, vocabulary, memory_share, allocate)
     if config.tensor_parallel_size > 1:
@@ -119,6 +109,19 @@ def load(
         log.warning("ulimit -v limits addresses: each worker has its own copy of the weights")
     arenas = [WeightArena(descriptor) for descriptor in weights] if shares else []
     return _load_on_cpu(source, pool, vocabulary, share.memory, allocate, arenas, expected)
+
+
+def _check_device_settings(config: ModelConfig, share: HostShare, in_a_pair: bool) -> None:
+    """Raise CheckpointError for settings that models on a GPU do not support yet."""
+    if config.task in ("embed", "score"):
+        raise CheckpointError(f"--task {config.task} is not computed on a GPU yet: use --device cpu")
+    if config.max_loras:
+        raise CheckpointError("--max-loras: LoRA adapters are not computed on a GPU yet: use --device cpu")
+    if config.tensor_parallel_size > 1 and (in_a_pair or share.workers > 1):
+        raise CheckpointError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} requires a single worker without a "
+            "pair: leave out --workers and --pairs, or use 1"
+        )
 
 
 def _load_on_cpu(

@@ -155,8 +155,8 @@ def _point(tokens: int, context: int, loaded: Loaded) -> Point:
 
 def _corrected(cost: StepCost, measured: dict[int, float]) -> StepCost:
     """Return the curve through the `measured` seconds by query tokens. Its lines are the measured ones and
-    those of `cost`. A line that was not measured is multiplied by the factor of the longest measured line
-    below it, or of the shortest one."""
+    the other lines of `cost`. A line that was not measured is multiplied by the factor of the longest
+    measured line below it, or of the shortest one."""
     factors = {tokens: seconds / cost(tokens) for tokens, seconds in measured.items()}
     tokens = sorted({*cost.tokens, *measured})
     lines = []

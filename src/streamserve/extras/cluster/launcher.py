@@ -241,13 +241,13 @@ class JoinLauncher:
                     logger.info("machine %s has joined, with %d slots", agent.name, agent.machine.slots)
                     await self._changed()
                 case Body(agent, data):
-                    await self._take(agent, data)
+                    await self._process(agent, data)
                 case AgentLeft(agent, reason):
                     logger.error("machine %s has left: %s", agent.name, reason)
                     for worker in [w for w in self.remote.values() if w.agent is agent]:
                         worker.lose(reason)
 
-    async def _take(self, agent: RegisteredAgent, data: bytes) -> None:
+    async def _process(self, agent: RegisteredAgent, data: bytes) -> None:
         """Process a message of an agent. If it cannot be decoded, the agent's session is ended."""
         try:
             message = decode_from_machine(data)

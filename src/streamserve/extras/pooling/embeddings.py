@@ -66,7 +66,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         int | None,
         about(
             "retain only this many of each input's last tokens, including the special tokens that the "
-            "tokenizer adds; -1: as many as the model embeds",
+            "tokenizer adds; -1: up to the model's maximum length",
             minimum=-1,
         ),
     ] = None

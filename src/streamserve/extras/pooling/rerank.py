@@ -55,7 +55,7 @@ TruncateTo = Annotated[
     int | None,
     about(
         "maximum number of tokens of each prompt: with --task score a document loses its last tokens, with "
-        "an embedding model a text its first tokens; -1: as many as the model takes",
+        "an embedding model a text its first tokens; -1: the model's maximum length",
         minimum=-1,
     ),
 ]

@@ -55,7 +55,7 @@ class JsonCall:
         """Complete the call at the end of the text."""
         if self._reader is not None and self.name is not None:
             self._reader.close()
-            self._take(self._reader)
+            self._apply(self._reader)
         self._end_call()
 
     def _end_call(self) -> None:
@@ -112,10 +112,10 @@ class JsonCall:
 
     def _read_value(self, reader: LiteralReader, text: str, at: int, final: bool) -> int | None:
         end = at + reader.feed(text[at:], final)
-        self._take(reader)
+        self._apply(reader)
         return end if end > at or reader.done or reader.broken else None
 
-    def _take(self, reader: LiteralReader) -> None:
+    def _apply(self, reader: LiteralReader) -> None:
         """Apply what a reader has read so far. Arguments in a string are applied at the string's end."""
         value = self._expects == "value"
         if value and self._key in _ARGUMENTS and not self._given:

@@ -71,8 +71,8 @@ class Decoding:
         packed: Mapping[int, bytes],
         sources: Mapping[int, int],
     ) -> DecodingStep | None:
-        """Return the decoding step with these rows; None if the step is not a decoding step. `sequences` and
-        the `packed` parameters of their draws are by id."""
+        """Return the decoding step with the rows of `layout`; None if the step is not a decoding step.
+        `sequences`, and the parameters of their draws (`packed`), are by the sequence's id."""
         self._last = None
         spans = layout.spans
         if len(layout.tokens) != len(spans) or not all(map(_chooses_one_token, spans)):

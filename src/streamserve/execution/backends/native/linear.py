@@ -84,9 +84,9 @@ class NativeLinear:
         )
         if bias is not None:
             padded_bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()])
-            self._take({"bias": padded_bias.contiguous()})
+            self._keep({"bias": padded_bias.contiguous()})
         packed = pack(pool, self.struct, weight, order)
-        self._take({"weight": packed.numbers, **packed.tables})
+        self._keep({"weight": packed.numbers, **packed.tables})
 
     @classmethod
     def of_stored(
@@ -98,7 +98,7 @@ class NativeLinear:
         linear.out_features, linear.in_features = stored.out_features, stored.in_features
         linear._pool, linear._paired, linear._tensors = pool, stored.paired, {}
         linear.struct = LinearStruct(**stored.numbers)
-        linear._take({field: read(tensor) for field, tensor in stored.tensors.items()})
+        linear._keep({field: read(tensor) for field, tensor in stored.tensors.items()})
         return linear
 
     def stored(self, write: Callable[[Tensor], ArenaTensor]) -> StoredLinear:
@@ -113,7 +113,7 @@ class NativeLinear:
             {field: write(tensor) for field, tensor in self._tensors.items()},
         )
 
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+    def _keep(self, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors by field of the struct, and set the struct's addresses."""
         for field, tensor in tensors.items():
             self._tensors[field] = tensor

@@ -74,7 +74,7 @@ export function download(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** Return a number with separators and so many digits after the point; an en dash if it is unknown. */
+/** Return a number with separators, and with `digits` digits after the point; an en dash if it is unknown. */
 export function number(value, digits = 0) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });

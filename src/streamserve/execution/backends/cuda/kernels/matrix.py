@@ -69,7 +69,7 @@ def _load_tables(table, group, exists, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _take(first, second, NUMBER: tl.constexpr, TYPE: tl.constexpr):
+def _entry(first, second, NUMBER: tl.constexpr, TYPE: tl.constexpr):
     """Return number NUMBER of the table entries of type TYPE in `first` and `second` (see `_load_tables`)."""
     BITS: tl.constexpr = TYPE.primitive_bitwidth
     EACH: tl.constexpr = first.dtype.primitive_bitwidth // BITS
@@ -161,11 +161,11 @@ def _multiply(
                 if OFFSETS:
                     sums = tl.dot(ones, tl.trans(right), sums, input_precision=PRECISION)
                 if half % RUN == RUN - 1:
-                    own_scale = widen(_take(scale[0], scale[1], half // RUN, SCALE))
+                    own_scale = widen(_entry(scale[0], scale[1], half // RUN, SCALE))
                     acc += product * own_scale[:, None]
                     product = tl.zeros([COLUMNS, ROWS], tl.float32)
                     if OFFSETS:
-                        added = _take(offset[0], offset[1], half // RUN, OFFSET).to(tl.float32)
+                        added = _entry(offset[0], offset[1], half // RUN, OFFSET).to(tl.float32)
                         if ZEROS:
                             added = own_scale * (MIDDLE - added)
                         acc += sums * added[:, None]
