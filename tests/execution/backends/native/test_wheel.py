@@ -126,7 +126,7 @@ def test_installed_where_there_is_no_compiler_it_generates_text(wheel: Path, tmp
         return done.stdout.strip()
 
     library = run(str(python), "-m", "streamserve.execution.backends.native")
-    compiled = packages / "streamserve" / "execution" / "native" / "compiled"
+    compiled = packages / "streamserve" / "execution" / "backends" / "native" / "compiled"
     assert Path(library) == compiled / file_name(detected_level())
     command = ["generate", "What is 12 + 7?", "--max-tokens", "4", "--threads", "1", "--no-profile"]
     assert run(str(folder / "bin" / "streamserve"), *command, "--backend", "native")
