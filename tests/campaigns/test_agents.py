@@ -1,5 +1,6 @@
 """The family `agents` without agents: tasks, the environment, the relay, and what an outcome needs."""
 
+import json
 import os
 import socket
 import stat
@@ -50,7 +51,11 @@ def test_every_agent_has_a_task_in_every_scenario_that_its_tools_permit(tmp_path
 def test_all_tasks_fit_in_one_checkpoint(tmp_path: Path) -> None:
     replies = [reply for task in tasks(AGENTS, tmp_path).values() for reply in task.replies]
     for seed in range(3):
-        make_scripted(tmp_path / str(seed), [*replies, OTHERS], seed)
+        folder = make_scripted(tmp_path / str(seed), [*replies, OTHERS], seed)
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        assert max(vocabulary.values()) < size, "a row for each token"
+        assert len(set(vocabulary.values())) == len(vocabulary), "no piece stands for two tokens"
 
 
 def test_the_calls_that_are_nearly_right_are_wrong(tmp_path: Path) -> None:
