@@ -13,7 +13,8 @@ from streamserve.execution.loading.memory import size_pool, size_swap
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import ClientEdit, Open
 from streamserve.llm.async_llm import fleet_config, worker_model
-from streamserve.protocol.config import ModelConfig, is_draft_model
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.draft_kind import DraftKind, draft_kind
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.settings.options import Settings
 from streamserve.simulate.drafter import SimulatedDrafter
@@ -65,7 +66,7 @@ def _spec(settings: Settings, name: str, fleet: FleetConfig) -> WorkerSpec:
         wire_seconds=model.block_size * TOKEN_BYTES / rate if rate else 1e-5,
         policy=model.speculation_policy,
         drafter=drafter(model),
-        groups=2 if is_draft_model(model.draft) else 1,
+        groups=2 if (draft_kind(model.draft) is DraftKind.MODEL) else 1,
     )
 
 
@@ -78,10 +79,14 @@ def engine(model: ModelConfig) -> EngineConfig:
 
 def drafter(model: ModelConfig) -> Callable[[CostExecutor], Drafter] | None:
     """Return the simulated drafter for the setting `draft`: with KV for a draft model."""
-    if model.draft == "none":
+    if draft_kind(model.draft) is DraftKind.NONE:
         return None
     accuracy = random.Random(model.draft).uniform(0.6, 0.9)
-    return partial(SimulatedDrafter, accuracy=accuracy) if is_draft_model(model.draft) else RandomDrafter
+    return (
+        partial(SimulatedDrafter, accuracy=accuracy)
+        if (draft_kind(model.draft) is DraftKind.MODEL)
+        else RandomDrafter
+    )
 
 
 def workload() -> Iterator[tuple[float, Open | ClientEdit]]:

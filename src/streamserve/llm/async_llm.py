@@ -32,7 +32,8 @@ from streamserve.llm.kv_network import kv_network
 from streamserve.llm.launchers import make_launcher
 from streamserve.llm.prompt_stream import LocalPromptStream
 from streamserve.protocol.adapters import Adapter
-from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
+from streamserve.protocol.config import ModelConfig, WorkerConfig
+from streamserve.protocol.draft_kind import DraftKind, draft_kind
 from streamserve.protocol.errors import RequestError, context_overflow
 from streamserve.protocol.field_errors import InvalidField, mismatch_of
 from streamserve.protocol.grammar import Grammar
@@ -428,7 +429,8 @@ def worker_model(settings: Settings, worker: str) -> ModelConfig:
     # Agents of other machines determine the threads of their workers.
     local = settings.server.launcher == "local"
     threads = threads_of_worker(model, worker_bound(settings.server)) if local else model.threads
-    draft = "none" if own_role == "prefill" and not is_draft_model(model.draft) else model.draft
+    drafts = own_role != "prefill" or draft_kind(model.draft) is DraftKind.MODEL
+    draft = model.draft if drafts else "none"
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
     overrides = {name: limit for name, limit in limits.items() if limit is not None}
     return msgspec.structs.replace(model, threads=threads, draft=draft, **overrides)

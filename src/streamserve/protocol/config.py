@@ -238,15 +238,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = "goodput"
 
 
-DRAFTERS = ("none", "ngram")
-"""Values of `draft` that name no model, besides auto, self:K and draft services."""
-
-
-def is_draft_model(draft: str) -> bool:
-    """Return whether a value of `draft` is a draft model: its name, its folder or its GGUF file."""
-    return draft not in ("auto", *DRAFTERS) and not draft.startswith(("self:", "tcp://"))
-
-
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration that a worker process reads from its standard input, as msgpack.
 

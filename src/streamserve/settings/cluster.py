@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from streamserve.protocol.cluster import Machine
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoint, read_clients, read_key_pair
+from streamserve.protocol.draft_kind import DraftKind, draft_kind
 from streamserve.settings.checkpoints import locate
 from streamserve.settings.options import SECRETS, SettingsError
 from streamserve.settings.server_config import ServerConfig
@@ -68,7 +69,7 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
             "the memory of workers: leave kv_transport out, or give kv_trusted_network if only the "
             "workers can reach their network"
         )
-    if model.draft.startswith("tcp://") and model.draft_key:
+    if draft_kind(model.draft) is DraftKind.SERVICE and model.draft_key:
         raise SettingsError("draft_key: a key file is not sent to machines that join: use another drafter")
 
 

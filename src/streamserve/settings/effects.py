@@ -13,8 +13,9 @@ import msgspec
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.fleet.worker_state import Topology
-from streamserve.protocol.config import ModelConfig, is_draft_model
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoints
+from streamserve.protocol.draft_kind import DraftKind, draft_kind
 from streamserve.protocol.keys import tenants
 from streamserve.settings.commands import Use
 from streamserve.settings.options import SettingsError
@@ -78,15 +79,15 @@ def _has_tenants(configured: Configured) -> bool:
 
 
 def _drafts(configured: Configured) -> bool:
-    return configured.model.draft != "none"
+    return draft_kind(configured.model.draft) is not DraftKind.NONE
 
 
 def _samples_draft_tokens(configured: Configured) -> bool:
-    return is_draft_model(configured.model.draft) or configured.model.draft.startswith("self:")
+    return draft_kind(configured.model.draft) in (DraftKind.MODEL, DraftKind.FIRST_LAYERS)
 
 
 def _has_services(configured: Configured) -> bool:
-    return configured.model.draft.startswith("tcp://")
+    return draft_kind(configured.model.draft) is DraftKind.SERVICE
 
 
 def _has_service_with_key(configured: Configured) -> bool:

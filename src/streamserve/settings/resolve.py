@@ -21,8 +21,9 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, mixed
 from streamserve.protocol import keys
-from streamserve.protocol.config import ModelConfig, is_draft_model
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
+from streamserve.protocol.draft_kind import DraftKind, draft_kind
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
@@ -150,17 +151,16 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
 
 def _draft(config: ModelConfig, target: Path) -> str:
     """Return the drafter as given, or the folder of a draft model; "none" if `auto` finds none."""
-    draft = config.draft
+    draft, kind = config.draft, draft_kind(config.draft)
     # Tensor parallelism does not support draft models: see execution/backends/cuda/load.py.
     divided = config.tensor_parallel_size > 1
-    if draft == "auto" and (config.task != "generate" or config.speculation_policy == "off" or divided):
-        return "none"
-    if draft == "auto":
-        return str(packaged_draft(target) or "none")
-    if draft.startswith("tcp://"):
+    if kind is DraftKind.AUTO:
+        useless = config.task != "generate" or config.speculation_policy == "off" or divided
+        return "none" if useless else str(packaged_draft(target) or "none")
+    if kind is DraftKind.SERVICE:
         _check_services(config)
         return draft
-    return str(locate(draft)) if is_draft_model(draft) else draft
+    return str(locate(draft)) if kind is DraftKind.MODEL else draft
 
 
 def _check_services(config: ModelConfig) -> None:

@@ -27,6 +27,7 @@ from streamserve.draft_service.target.waiting import Waiting
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
+from streamserve.protocol.draft_kind import DraftKind, draft_kind
 from streamserve.protocol.drafting import MAX_REPLY_BYTES, decode_to_target, encode
 from streamserve.protocol.reports import RemoteReport
 from streamserve.workers.draft_links import DraftLink, open_link
@@ -46,7 +47,7 @@ def remote_drafter(config: WorkerConfig, vocab_size: int, fallback: Drafter) -> 
     Raises CheckpointError if the target's tokenizer cannot be read, ValueError for an invalid key file.
     """
     model = config.model
-    if not model.draft.startswith("tcp://"):
+    if draft_kind(model.draft) is not DraftKind.SERVICE:
         return None
     tokenizer, vocabulary = fingerprints(Path(model.path), vocab_size)
     own = read_key_pair(model.draft_key) if model.draft_key else None

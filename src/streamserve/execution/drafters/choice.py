@@ -10,6 +10,7 @@ from streamserve.execution.formats.gguf.vocabulary import VOCABULARY, read_vocab
 from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.gguf.paths import gguf_file
+from streamserve.protocol.draft_kind import FIRST_LAYERS_PREFIX, DraftKind, draft_kind
 from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
@@ -19,34 +20,33 @@ UNUSED = 5
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """The drafter to load. `kind` is none, ngram, self (the target's first `layers`), model (at `folder`,
-    with `spec`), or remote (a draft service, to which the target's server connects)."""
+    """The drafter to load: of FIRST_LAYERS, the number of `layers`; of a MODEL, its `folder` and `spec`. A
+    SERVICE is not loaded: the worker connects to it."""
 
-    kind: str
+    kind: DraftKind
     layers: int = 0
     folder: Path = Path()
     spec: ModelSpec | None = None
 
 
-NO_DRAFT = DraftChoice("none")
+NO_DRAFT = DraftChoice(DraftKind.NONE)
 
 
 def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
     """Return the drafter for the checkpoint `target` with `spec`. `draft` is none, ngram, self:K, tcp://… or
     a folder; auto means none here, because it is resolved with the other settings before. Raises
     CheckpointError, which names both models, for a draft model that does not fit."""
-    if draft in ("auto", "none"):
-        return NO_DRAFT
-    if draft == "ngram" or draft.startswith("tcp://"):
-        return DraftChoice("ngram" if draft == "ngram" else "remote")
-    if draft.startswith("self:"):
-        layers = draft.removeprefix("self:")
+    kind = draft_kind(draft)
+    if kind is DraftKind.MODEL:
+        return _model(Path(draft), target, spec)
+    if kind is DraftKind.FIRST_LAYERS:
+        layers = draft.removeprefix(FIRST_LAYERS_PREFIX)
         if not (layers.isascii() and layers.isdigit() and 1 <= int(layers) < spec.num_layers):
             raise CheckpointError(
                 f"--draft {draft}: self:K takes 1 to {spec.num_layers - 1} of the {spec.num_layers} layers"
             )
-        return DraftChoice("self", layers=int(layers))
-    return _model(Path(draft), target, spec)
+        return DraftChoice(kind, layers=int(layers))
+    return NO_DRAFT if kind is DraftKind.AUTO else DraftChoice(kind)
 
 
 def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
@@ -67,7 +67,7 @@ def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
         raise CheckpointError(
             f"--draft {folder}: more than {MAX_QUERY_GROUP} query heads share a key-value head"
         )
-    return DraftChoice("model", folder=folder, spec=draft_spec)
+    return DraftChoice(DraftKind.MODEL, folder=folder, spec=draft_spec)
 
 
 @dataclass(frozen=True)

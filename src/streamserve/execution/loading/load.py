@@ -52,6 +52,7 @@ from streamserve.execution.model.forward import Model
 from streamserve.execution.model.linear import packs
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.draft_kind import DraftKind
 from streamserve.protocol.errors import CheckpointError, OtherModelError
 from streamserve.system.available_memory import address_limit, available_bytes
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
@@ -204,10 +205,10 @@ def _make_drafter(
     """Return the drafter for `model`, if any. A draft model has a separate KV cache (in `memory`, if given);
     the target's first layers use the target's `cache` and `adapters`; n-gram lookup has no KV."""
     eos = model.spec.eos_token_ids
-    if draft.kind == "ngram":
+    if draft.kind is DraftKind.NGRAM:
         return NGramDrafter(eos, grammars)
     selector = NativeDraftSelector(pool) if pool else select_draft_tokens
-    if draft.kind == "self":
+    if draft.kind is DraftKind.FIRST_LAYERS:
         first = model.spec.first_layers(draft.layers)
         early_model = Model(
             first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head

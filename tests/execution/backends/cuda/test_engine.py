@@ -21,11 +21,12 @@ from streamserve.execution.backends.cuda.passes import forward_shapes, sample_sh
 from streamserve.execution.backends.cuda.runner import Runner
 from streamserve.execution.backends.cuda.swap import DeviceHostPool
 from streamserve.execution.backends.cuda.warm_up import capture, compiling, layers_of_all_kinds
-from streamserve.execution.drafters.choice import DraftChoice
+from streamserve.execution.drafters.choice import NO_DRAFT, DraftChoice
 from streamserve.execution.formats.quantization import parse_format
 from streamserve.execution.model.shapes import matrix_shapes, weight_shapes
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.config import Eviction
+from streamserve.protocol.draft_kind import DraftKind
 from streamserve.protocol.messages import DraftVerified, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation, default_cost
@@ -116,7 +117,7 @@ def serve(
     cache = backend.cache(case.spec, 80, BLOCK_SIZE, case.dtype, case.kv)
     runner = backend.runner(model, cache)
     runner.graphs = graphs
-    draft = DraftChoice("self", layers=case.drafts) if case.drafts else DraftChoice("none")
+    draft = DraftChoice(DraftKind.FIRST_LAYERS, layers=case.drafts) if case.drafts else NO_DRAFT
     drafter = backend.drafter(draft, model, cache, False, None)
     host = DeviceHostPool([cache], 40) if case.eviction == "swap" else None
     config = EngineConfig(

@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from ctypes import c_int32, c_void_p
+from ctypes import c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from pathlib import Path as FilePath
 from types import SimpleNamespace
 from typing import Any
@@ -80,28 +80,55 @@ def test_every_structure_of_the_module_is_compared():
     assert declared == set(library._STRUCTURES.values())
 
 
+@pytest.mark.parametrize(
+    ("result", "arguments", "message"),
+    [
+        (c_int, [c_int], "int32 (int32) in Python, and int32 (int32, int32) in the library"),
+        (c_uint64, [c_int, c_int], "uint64 (int32, int32) in Python"),
+        (c_int, [c_float, c_int], "int32 (float32, int32) in Python"),
+        (c_int, [c_int, c_void_p], "int32 (int32, pointer) in Python"),
+        (None, [c_int, c_size_t], "void (int32, uint64) in Python"),
+    ],
+)
+def test_a_function_changed_in_python_alone_refuses_the_library(
+    path, monkeypatch, result, arguments, message
+):
+    monkeypatch.setitem(library._SIGNATURES, "ss_path_supported", (result, arguments))
+    with pytest.raises(LibraryMismatch, match=re.escape(f"functions.ss_path_supported is {message}")):
+        library.load_library(path)
+
+
+def test_every_function_of_the_library_has_a_signature(path):
+    exported = abi.library_table(library.kernels().ss_abi().decode())["functions"]
+    assert exported.keys() == library._SIGNATURES.keys()
+    source = FilePath(library.__file__).with_name("cpp").joinpath("api.cpp").read_text()
+    assert set(re.findall(r"\b(ss_\w+)\([^)]*\)\s*noexcept", source)) == set(exported)
+
+
 def test_a_library_without_a_function_is_refused():
-    functions = {"ss_abi": lambda: b"", "ss_rows": None}
-    with pytest.raises(LibraryMismatch, match="there is no function ss_linear"):
-        abi.check(SimpleNamespace(**functions), FilePath("k.so"), ["ss_rows", "ss_linear"], {}, {})
     with pytest.raises(LibraryMismatch, match="there is no function ss_abi"):
-        abi.check(SimpleNamespace(), FilePath("k.so"), [], {}, {})
+        abi.check(SimpleNamespace(), FilePath("k.so"), {}, {}, {})
+    own = abi.own_table({}, {}, {"ss_rows": (None, [c_void_p])})
+    assert abi.difference(own, {"functions": {}}) == (
+        "functions.ss_rows is void (pointer) in Python, and absent in the library"
+    )
 
 
 def test_equal_descriptions_have_no_difference():
-    own = abi.own_table({"Span": SpanStruct}, {"Path": {"AVX2": library.Path.AVX2}})
+    own = abi.own_table({"Span": SpanStruct}, {"Path": {"AVX2": library.Path.AVX2}}, library._SIGNATURES)
     lines = [
         f"{name}\t{entry}\t{value}\n" for name, entries in own.items() for entry, value in entries.items()
     ]
     assert abi.difference(own, abi.library_table("".join(lines))) == ""
     assert own["Span"]["start"] == "4 bytes at 24"
     assert own["Path"] == {"AVX2": "1"}
+    assert own["functions"]["ss_pool_delete"] == "void (pointer)"
 
 
 def test_a_structure_that_only_one_side_has_is_named():
-    own = abi.own_table({"Span": SpanStruct}, {})
-    assert abi.difference(own, {}) == "only Python has Span"
-    assert abi.difference({}, own) == "only the library has Span"
+    own = abi.own_table({"Span": SpanStruct}, {}, {})
+    assert abi.difference(own, {"functions": {}}) == "only Python has Span"
+    assert abi.difference({"functions": {}}, own) == "only the library has Span"
 
 
 @pytest.mark.parametrize("structure", [SpanStruct, DrawStruct])

@@ -61,6 +61,7 @@ from streamserve.execution.loading.loaded import (
 from streamserve.execution.loading.weights import LinearMakers, load_model
 from streamserve.execution.model.forward import Model
 from streamserve.execution.model.spec import ModelSpec
+from streamserve.protocol.draft_kind import DraftKind
 from streamserve.protocol.errors import CheckpointError
 from streamserve.system.available_memory import available_bytes
 from streamserve.system.processors import usable_processors
@@ -154,9 +155,9 @@ class DeviceBackend:
         """Return the drafter for `target`, or None. It has a separate KV pool or uses the target's `cache`,
         and leaves draft tokens on the device for the target's `runner`."""
         eos = target.spec.eos_token_ids
-        if draft.kind == "ngram":
+        if draft.kind is DraftKind.NGRAM:
             return NGramDrafter(eos, grammars)
-        if draft.kind == "self":
+        if draft.kind is DraftKind.FIRST_LAYERS:
             spec = target.spec.first_layers(draft.layers)
             layers = target.layers[: draft.layers]
             model = Model(spec, target.embedding, layers, target.final_norm, target.head)
@@ -168,10 +169,10 @@ class DeviceBackend:
             draft_cache = self.cache(
                 draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype, cache.quantized
             )
-        elif draft.kind in ("none", "remote"):
+        elif draft.kind in (DraftKind.NONE, DraftKind.SERVICE):
             return None
         else:
-            raise CheckpointError(f"--draft: {draft.kind} drafters are not supported on a device")
+            raise CheckpointError(f"--draft: {draft.kind.value} drafters are not supported on a device")
         passes = self.runner(model, draft_cache)
         chains = DeviceChains(passes, runner)
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars, chains=chains)
@@ -332,7 +333,7 @@ def _check_parallel(source: Source, device: torch.device) -> None:
     check_shards(source.spec, source.checkpoint, degree)
     refused = {
         source.quantized or "": source.quantized is not None,
-        f"--draft {config.draft}": source.draft.kind not in ("none", "ngram"),
+        f"--draft {config.draft}": source.draft.kind not in (DraftKind.NONE, DraftKind.NGRAM),
     }
     for flag, present in refused.items():
         if present:
@@ -374,7 +375,7 @@ def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
         shutil.rmtree(store.parent)
     leading = LeadingRunner(runner, ranks, children)
     grammars = make_grammars(vocabulary, spec)
-    drafter = NGramDrafter(spec.eos_token_ids, grammars) if source.draft.kind == "ngram" else None
+    drafter = NGramDrafter(spec.eos_token_ids, grammars) if source.draft.kind is DraftKind.NGRAM else None
     host = LeadingHostPool([runner.cache], sizes.swap_blocks, children.send) if sizes.swap_blocks else None
     return Loaded(
         DeviceExecutor(leading, spec.eos_token_ids, grammars, host),

@@ -1,13 +1,14 @@
-"""Check that the structures and enums of a loaded library match Python's.
+"""Check that the structures, enums and functions of a loaded library match Python's.
 
 ctypes does not know the library's headers: after a change of one side, the kernels would read a field from
-the bytes of another one. The library therefore describes its structures (cpp/abi.cpp), and a library that
-differs is refused.
+the bytes of another one, or take an argument from another register. The library therefore describes what
+Python uses of it (cpp/abi.cpp), and a library that differs is refused.
 """
 
 import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from streamserve.protocol.errors import CheckpointError
 
@@ -15,8 +16,11 @@ SIZE = "size"
 """The entry of a structure that has its size."""
 
 Table = dict[str, dict[str, str]]
-"""The layout that Python and the library must agree about. By structure or enum, then by field or value: the
-field's place, or the value's number."""
+"""What Python and the library must agree about. By structure or enum, then by field or value: the field's
+place, or the value's number. Under "functions", by function: the types of its result and arguments."""
+
+Signatures = Mapping[str, tuple[Any, Sequence[Any]]]
+"""The ctypes type of a function's result (None for void) and those of its arguments, by function."""
 
 
 class LibraryMismatch(CheckpointError):
@@ -26,16 +30,16 @@ class LibraryMismatch(CheckpointError):
 def check(
     library: ctypes.CDLL,
     path: Path,
-    functions: Sequence[str],
+    functions: Signatures,
     structures: Mapping[str, type[ctypes.Structure]],
     values: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Raise LibraryMismatch unless the library at `path` has these functions, structures and enums."""
-    absent = next((name for name in ("ss_abi", *functions) if not hasattr(library, name)), None)
-    if absent:
-        raise LibraryMismatch(_message(path, f"there is no function {absent}"))
+    if not hasattr(library, "ss_abi"):
+        raise LibraryMismatch(_message(path, "there is no function ss_abi"))
     library.ss_abi.restype = ctypes.c_char_p
-    mismatch = difference(own_table(structures, values), library_table(library.ss_abi().decode()))
+    own = own_table(structures, values, functions)
+    mismatch = difference(own, library_table(library.ss_abi().decode()))
     if mismatch:
         raise LibraryMismatch(_message(path, mismatch))
 
@@ -43,18 +47,36 @@ def check(
 def _message(path: Path, reason: str) -> str:
     return (
         f"the kernels {path} do not fit to the Python files: {reason}. Install streamserve again; after a "
-        "change of execution/backends/native, change the structures of both sides (structures.py, cpp/)"
+        "change of execution/backends/native, change both sides (structures.py, library.py; cpp/)"
     )
 
 
 def own_table(
-    structures: Mapping[str, type[ctypes.Structure]], values: Mapping[str, Mapping[str, int]]
+    structures: Mapping[str, type[ctypes.Structure]],
+    values: Mapping[str, Mapping[str, int]],
+    functions: Signatures,
 ) -> Table:
-    """Return the table of Python's structures and enums."""
+    """Return the table of Python's structures, enums and functions."""
     table = {name: _entries(structure) for name, structure in structures.items()}
-    return table | {
+    table |= {
         name: {entry: str(int(value)) for entry, value in numbers.items()} for name, numbers in values.items()
     }
+    return table | {"functions": {name: _types(*signature) for name, signature in functions.items()}}
+
+
+def _types(result: Any, arguments: Sequence[Any]) -> str:
+    return f"{_type(result)} ({', '.join(map(_type, arguments))})"
+
+
+def _type(kind: Any) -> str:
+    """Return a ctypes type in the words of cpp/abi.h."""
+    if kind is None:
+        return "void"
+    code = kind._type_
+    if not isinstance(code, str) or code in "Pz":  # POINTER(T) has T here
+        return "pointer"
+    word = "float" if code in "fd" else "uint" if code.isupper() else "int"
+    return f"{word}{8 * ctypes.sizeof(kind)}"
 
 
 def _entries(structure: type[ctypes.Structure]) -> dict[str, str]:
@@ -64,8 +86,9 @@ def _entries(structure: type[ctypes.Structure]) -> dict[str, str]:
 
 
 def library_table(text: str) -> Table:
-    """Return the table that the library's description holds: in each line, separated by tabs, a structure, a
-    field, and where the field is; or an enum, a value, and its number."""
+    """Return the table that the library's description holds. Each line has three parts, separated by tabs: a
+    structure, a field and its place; an enum, a value and its number; or "functions", a function and its
+    types."""
     table: Table = {}
     for line in text.splitlines():
         name, entry, value = line.split("\t")

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path as FilePath
-from typing import Any
 
 import torch
 
@@ -130,7 +129,7 @@ _VALUES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """The values of enums and constants that Python has too, by their names in cpp/."""
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+_SIGNATURES: abi.Signatures = {
     "ss_path_supported": (c_int, [c_int, c_int]),
     "ss_multiply_registers": (c_double, [c_void_p, c_int, c_int, c_int]),
     "ss_pool_new": (c_void_p, [c_int, c_void_p, POINTER(c_int32)]),
@@ -182,10 +181,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 def load_library(path: FilePath) -> ctypes.CDLL:
     """Return the library at `path`, loaded, with the types of its functions set. Calls release the GIL.
 
-    Raises LibraryMismatch if its structures or enums differ from Python's, or if a function is absent.
+    Raises LibraryMismatch if its structures, enums or functions differ from Python's.
     """
     library = ctypes.CDLL(str(path))
-    abi.check(library, path, [*_SIGNATURES], _STRUCTURES, _VALUES)
+    abi.check(library, path, _SIGNATURES, _STRUCTURES, _VALUES)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

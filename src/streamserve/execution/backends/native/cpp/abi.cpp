@@ -1,4 +1,4 @@
-// The description of what Python mirrors, as text: one line for a field or a value, of name, field and where it is.
+// The description of what Python mirrors, as text: one line for a field, a value or a function.
 #include "abi.h"
 
 #include <string>
@@ -47,6 +47,7 @@ std::string describe() {
     for (const AbiEnum& own : enums) {
         for (const AbiValue& each : own.values) text += line(own.name, each.name, std::to_string(each.value));
     }
+    for (const AbiFunction& own : abi_functions()) text += line("functions", own.name, own.types);
     return text;
 }
 

@@ -6,6 +6,7 @@
 #include <new>
 #include <system_error>
 
+#include "abi.h"
 #include "gemm.h"
 #include "layers.h"
 #include "pack.h"
@@ -179,4 +180,27 @@ uint64_t ss_read(void* pool_, const uint64_t* from, size_t words) noexcept {
     return total;
 }
 
+}
+
+std::vector<AbiFunction> streamserve::abi_functions() {
+    return {
+        ABI_FUNCTION(ss_path_supported),
+        ABI_FUNCTION(ss_multiply_registers),
+        ABI_FUNCTION(ss_pool_new),
+        ABI_FUNCTION(ss_pool_delete),
+        ABI_FUNCTION(ss_pack),
+        ABI_FUNCTION(ss_quantize),
+        ABI_FUNCTION(ss_pack_integers),
+        ABI_FUNCTION(ss_pack_blocks),
+        ABI_FUNCTION(ss_unpack_floats),
+        ABI_FUNCTION(ss_rows),
+        ABI_FUNCTION(ss_linear),
+        ABI_FUNCTION(ss_layers),
+        ABI_FUNCTION(ss_norm),
+        ABI_FUNCTION(ss_attend),
+        ABI_FUNCTION(ss_sample),
+        ABI_FUNCTION(ss_select_draft_tokens),
+        ABI_FUNCTION(ss_large_pages),
+        ABI_FUNCTION(ss_read),
+    };
 }
