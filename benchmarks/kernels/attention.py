@@ -27,7 +27,7 @@ from streamserve.execution.backends.native.library import TYPES, ThreadPool, ker
 from streamserve.execution.backends.native.paths import multiplier_rate, name_of
 from streamserve.execution.backends.native.structures import CacheLayerStruct
 from streamserve.execution.compute.kv_cache import KVCache, bytes_per_block
-from streamserve.execution.compute.layout import lay_out
+from streamserve.execution.model.layout import lay_out
 from streamserve.execution.model.rope_spec import RopeSpec
 from streamserve.execution.model.spec import ModelSpec, Multipliers
 

@@ -32,10 +32,10 @@ from streamserve.engine.engine import Engine
 from streamserve.execution.backends.cuda.chains import DeviceChains
 from streamserve.execution.backends.cuda.executor import DeviceExecutor
 from streamserve.execution.backends.cuda.graphs import NoGraphs
-from streamserve.execution.backends.cuda.load import DeviceBackend
 from streamserve.execution.backends.cuda.runner import Runner
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.formats.quantization import parse_format
+from streamserve.execution.loading.device import DeviceBackend
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.execution.profile.floor import StepFloor
 from streamserve.protocol.messages import Cancel, DraftVerified, Event, ModelInfo, Submit, Token

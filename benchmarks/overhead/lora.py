@@ -30,7 +30,7 @@ from streamserve.contracts.tree import root
 from streamserve.execution.formats.inflate import ModelShape, inflate
 from streamserve.execution.loading.load import load
 from streamserve.execution.loading.loaded import Loaded
-from streamserve.execution.lora.weights import served_modules
+from streamserve.execution.model.lora.weights import served_modules
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, open_adapter
 from streamserve.protocol.config import ModelConfig

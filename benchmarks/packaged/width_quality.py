@@ -23,9 +23,9 @@ from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, embedded
 from streamserve.contracts.plan import Span
 from streamserve.contracts.tree import root
-from streamserve.execution.compute.layout import lay_out
 from streamserve.execution.compute.passes import ModelPasses
 from streamserve.execution.loading.load import load, make_attention
+from streamserve.execution.model.layout import lay_out
 from streamserve.protocol.config import ModelConfig
 
 PLAIN = "16 bits"

@@ -8,8 +8,8 @@ from typing import Any
 
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Drafter
+from streamserve.execution.compute.memory import size_pool, size_swap
 from streamserve.execution.loading.loaded import PoolSizes, engine_config
-from streamserve.execution.loading.memory import size_pool, size_swap
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import ClientEdit, Open
 from streamserve.llm.async_llm import fleet_config, worker_model

@@ -128,8 +128,8 @@ TESTED: dict[str, str] = {
     "profile": "test_profiling.py::test_no_profile_stores_nothing",
     "lora": "test_lora.py::test_requests_choose_an_adapter_by_model",
     "max_loras": "test_lora.py::test_adapters_are_loaded_and_unloaded_while_serving",
-    "max_lora_rank": "execution/lora/test_lora.py::test_limits_on_number_rank_and_bytes",
-    "max_lora_bytes": "execution/lora/test_lora.py::test_limits_on_number_rank_and_bytes",
+    "max_lora_rank": "execution/model/lora/test_lora.py::test_limits_on_number_rank_and_bytes",
+    "max_lora_bytes": "execution/model/lora/test_lora.py::test_limits_on_number_rank_and_bytes",
     "max_workers": "test_scaling.py::test_workers_are_added_and_removed_while_serving",
     "launcher": "extras/cluster/test_join.py::"
     "test_workers_start_on_machines_that_join_and_stop_with_the_head",

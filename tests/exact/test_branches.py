@@ -13,11 +13,11 @@ from torch import Tensor
 
 from streamserve.contracts.plan import Span
 from streamserve.contracts.tree import TokenTree
-from streamserve.execution.compute.attention import AttentionBackend
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import lay_out
 from streamserve.execution.loading.load import load, make_attention
+from streamserve.execution.model.attention import AttentionBackend
 from streamserve.execution.model.forward import Model
+from streamserve.execution.model.layout import lay_out
 from streamserve.protocol.config import Backend, ModelConfig
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale

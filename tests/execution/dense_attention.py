@@ -2,7 +2,7 @@
 
 import torch
 
-from streamserve.execution.compute.layout import SpanRows
+from streamserve.execution.model.layout import SpanRows
 
 
 def visible_slots(part: SpanRows, row: int, window: int | None) -> list[int]:

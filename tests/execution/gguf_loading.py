@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from streamserve.contracts.plan import Span
-from streamserve.execution.compute.layout import lay_out
 from streamserve.execution.loading.load import load, make_attention
 from streamserve.execution.loading.loaded import Loaded
+from streamserve.execution.model.layout import lay_out
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS

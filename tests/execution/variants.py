@@ -7,10 +7,10 @@ import torch
 
 from streamserve.contracts.plan import Span
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import lay_out
 from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.loading.load import make_attention
 from streamserve.execution.loading.weights import load_model
+from streamserve.execution.model.layout import lay_out
 from tests.checkpoints import reference_model
 
 TEXT = torch.randint(0, 320, (1, 60), generator=torch.Generator().manual_seed(7))

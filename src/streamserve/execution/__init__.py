@@ -4,17 +4,17 @@
       │ reads                │ packs and makes
       ▼                      ▼
     formats/  ──────▶  model/  ◀────── backends/     reference (plain torch), native (CPU kernels), cuda
-    files to tensors   the spec and      │           each computes attention and linear maps its own way
-                       forward pass      ▼
-                             ▲      compute/         executor.py runs a StepPlan: layout, forward pass,
-                             └─────────┘             sampling, verification of trees, compaction of KV
+    files to tensors   the spec, the     │           each computes attention and linear maps its own way
+                       forward pass,     ▼
+                       LoRA  ◀───── compute/         executor.py runs a StepPlan: layout, forward pass,
+                                                     sampling, verification of trees, compaction of KV
 
-    drafters/   where draft tokens come from; lora/ adapters of linear maps; profile/ measured costs of steps
+    drafters/   where draft tokens come from; profile/ measured costs of steps
 
 A worker calls `loading.load` once and then, for each step, `run` of the executor that it returned
 (contracts/plan.py has its interface). Both executors take the same plans: compute/executor.py on a CPU and
 backends/cuda/executor.py on a GPU.
 
-Files import each other in no circle, but folders do: model/ calls attention by an interface in compute/,
-whose executor runs the model; backends/cuda/load.py is called by loading/ and uses its memory plan.
+Files import each other in no circle, and folders neither, with one exception: a ModelSpec says in which of
+formats/'s ways its weights are stored, and formats/ reads the tensors that a ModelSpec requires.
 """

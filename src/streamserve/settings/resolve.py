@@ -152,7 +152,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
 def _draft(config: ModelConfig, target: Path) -> str:
     """Return the drafter as given, or the folder of a draft model; "none" if `auto` finds none."""
     draft, kind = config.draft, draft_kind(config.draft)
-    # Tensor parallelism does not support draft models: see execution/backends/cuda/load.py.
+    # Tensor parallelism does not support draft models: see execution/loading/device.py.
     divided = config.tensor_parallel_size > 1
     if kind is DraftKind.AUTO:
         useless = config.task != "generate" or config.speculation_policy == "off" or divided

@@ -22,8 +22,8 @@ def plan(request: MemoryRequest) -> MemoryPlan | PlanRefused:
     The KV caches of all models together take by default at most the share of the budget that the KV cache of
     a single model takes.
     """
+    from streamserve.execution.compute.memory import KV_FRACTION
     from streamserve.execution.loading.footprint import footprint
-    from streamserve.execution.loading.memory import KV_FRACTION
     from streamserve.system.available_memory import available_bytes
 
     fraction = KV_FRACTION / len(request.models)

@@ -24,11 +24,11 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
 from streamserve.engine.worker_loop import WorkerLoop
 from streamserve.execution.backends.native.cores import reserve_cores
+from streamserve.execution.compute.memory import HostShare, is_out_of_memory, out_of_memory_text
 from streamserve.execution.drafters.ngram import NGramDrafter
-from streamserve.execution.loading.default_swap import with_default_swap
 from streamserve.execution.loading.load import load
 from streamserve.execution.loading.loaded import Loaded
-from streamserve.execution.loading.memory import HostShare, is_out_of_memory, out_of_memory_text
+from streamserve.execution.profile.default_swap import with_default_swap
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.floor import floor_of
 from streamserve.execution.profile.measure import load_or_measure_profile

@@ -10,10 +10,10 @@ from streamserve.contracts.plan import DraftRequest, SequenceState, Span, StepPl
 from streamserve.contracts.tree import chain, root
 from streamserve.execution.backends.native.library import ThreadPool, kernels
 from streamserve.execution.backends.native.sampling import NativeChooser, NativeDraftSelector
+from streamserve.execution.compute.draft_selection import select_draft_tokens
 from streamserve.execution.compute.executor import TorchExecutor
 from streamserve.execution.compute.sampling import NOT_FINITE, NotFiniteError, Row, Sampler, finite_rows
 from streamserve.execution.drafters.model import ModelDrafter
-from streamserve.execution.drafters.selection import select_draft_tokens
 from streamserve.execution.loading.load import load, make_drafter
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams

@@ -6,8 +6,8 @@ import torch
 from streamserve.contracts.plan import StepPlan
 from streamserve.execution.compute.executor import TorchExecutor
 from streamserve.execution.compute.kv_cache import KVCache
+from streamserve.execution.compute.memory import size_swap
 from streamserve.execution.compute.swap import HostPool
-from streamserve.execution.loading.memory import size_swap
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from tests.execution.kv_spec import SPEC

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from streamserve.contracts.plan import Span
 from streamserve.contracts.tree import root
 from streamserve.execution.backends.native.library import ThreadPool, kernels
-from streamserve.execution.compute.layout import lay_out
 from streamserve.execution.formats.check import check_weights
 from streamserve.execution.formats.checkpoint import SINGLE, Checkpoint
 from streamserve.execution.formats.quantization import HEAD_FORMAT
@@ -24,6 +23,7 @@ from streamserve.execution.formats.stored.export import export
 from streamserve.execution.loading.load import load, make_attention
 from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.model.experts import Experts
+from streamserve.execution.model.layout import lay_out
 from streamserve.execution.model.mixture import choose
 from streamserve.execution.model.shapes import head_bytes, layer_matrices, matrix_bytes, matrix_shapes
 from streamserve.execution.model.spec import read_spec

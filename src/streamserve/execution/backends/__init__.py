@@ -5,7 +5,7 @@
     native/      CPU kernels in C++, compiled for the processor and loaded with ctypes
     cuda/        a GPU: its own executor with Triton kernels and captured graphs
 
-loading/load.py chooses one for each model. A backend implements `AttentionBackend` (compute/attention.py)
+loading/load.py chooses one for each model. A backend implements `AttentionBackend` (model/attention.py)
 and, as `LinearMakers` (loading/weights.py), the maps that a Model consists of; cuda/ implements the whole
 executor as well.
 """

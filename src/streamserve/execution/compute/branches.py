@@ -11,12 +11,12 @@ from torch import Tensor
 
 from streamserve.contracts.plan import Sampled, SequenceState
 from streamserve.execution.compute.grammar import GrammarError, Grammars, Matcher
-from streamserve.execution.compute.layout import Ints, SpanRows
 from streamserve.execution.compute.logprobs import token_logprobs
 from streamserve.execution.compute.rejection import verify_by_rejection
 from streamserve.execution.compute.running_sum import RunningSum
 from streamserve.execution.compute.sampling import NOT_FINITE, Ids, NotFiniteError, Row, Sampler
 from streamserve.execution.compute.verify import Walk, verify
+from streamserve.execution.model.layout import Ints, SpanRows
 from streamserve.protocol.sampling import SamplingParams
 
 NO_SLOTS: Ints = np.empty(0, np.int64)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from streamserve.contracts.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
-from streamserve.execution.compute.attention import AttentionBackend
 from streamserve.execution.compute.branches import (
     ActiveSequence,
     Branch,
@@ -21,14 +20,15 @@ from streamserve.execution.compute.branches import (
 )
 from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import Layout, SpanRows, lay_out
 from streamserve.execution.compute.logprobs import token_logprobs
 from streamserve.execution.compute.pooling import pool
 from streamserve.execution.compute.sampling import Chooser, Sampler, finite_rows
 from streamserve.execution.compute.swap import HostPool
 from streamserve.execution.compute.verify import Walk
-from streamserve.execution.lora.table import AdapterTable
+from streamserve.execution.model.attention import AttentionBackend
 from streamserve.execution.model.forward import Model
+from streamserve.execution.model.layout import Layout, SpanRows, lay_out
+from streamserve.execution.model.lora.table import AdapterTable
 from streamserve.protocol.messages import PromptLogprob
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.compute.kv_vectors import dequantize_vectors, quantize_vectors, vector_bytes
-from streamserve.execution.compute.layout import Ints
+from streamserve.execution.model.layout import Ints
 from streamserve.execution.model.spec import ModelSpec
 
 

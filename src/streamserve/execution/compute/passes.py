@@ -6,10 +6,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from streamserve.execution.compute.attention import AttentionBackend
-from streamserve.execution.compute.layout import Layout
-from streamserve.execution.lora.table import AdapterTable
+from streamserve.execution.model.attention import AttentionBackend
 from streamserve.execution.model.forward import Model
+from streamserve.execution.model.layout import Layout
+from streamserve.execution.model.lora.table import AdapterTable
 
 
 class Passes(Protocol):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.compute.branches import ActiveSequence
-from streamserve.execution.compute.layout import SpanRows
 from streamserve.execution.compute.running_sum import RunningSum
+from streamserve.execution.model.layout import SpanRows
 
 
 def pool(

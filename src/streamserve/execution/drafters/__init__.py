@@ -4,7 +4,6 @@
     model.py               ModelDrafter: a draft model with separate KV, or the target's first layers
       chains.py              the interface of a device that drafts whole chains in one launch
       ahead.py               chains that are drafted before the tokens that precede them are known
-      selection.py           from a draft model's logits to draft tokens
     common_vocabulary.py   adapts a draft model whose embedding has more or fewer rows than the target's
     ngram.py               NGramDrafter: prompt lookup
     path_state.py          penalties and grammar along a path, for both drafters

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.execution.compute.layout import Layout
 from streamserve.execution.compute.passes import Passes
+from streamserve.execution.model.layout import Layout
 
 UNLIKELY = -1e30
 """The logit of tokens that the draft model has no row for: finite, and too low to be drafted."""

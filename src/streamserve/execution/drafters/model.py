@@ -18,20 +18,20 @@ from torch import Tensor
 
 from streamserve.contracts.plan import TARGET, DraftRequest, Span
 from streamserve.contracts.tree import TokenTree, chain
-from streamserve.execution.compute.grammar import Grammars
-from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import lay_out
-from streamserve.execution.compute.passes import Passes
-from streamserve.execution.compute.sampling import Scores, finite_rows
-from streamserve.execution.drafters.ahead import Ahead, ChainPart, parts_of
-from streamserve.execution.drafters.chains import ChainDrafting, ChainsInFlight
-from streamserve.execution.drafters.path_state import PathState, PathStates
-from streamserve.execution.drafters.selection import (
+from streamserve.execution.compute.draft_selection import (
     DraftSelector,
     ScoredToken,
     sample_draft_tokens,
     select_draft_tokens,
 )
+from streamserve.execution.compute.grammar import Grammars
+from streamserve.execution.compute.kv_cache import KVCache
+from streamserve.execution.compute.passes import Passes
+from streamserve.execution.compute.sampling import Scores, finite_rows
+from streamserve.execution.drafters.ahead import Ahead, ChainPart, parts_of
+from streamserve.execution.drafters.chains import ChainDrafting, ChainsInFlight
+from streamserve.execution.drafters.path_state import PathState, PathStates
+from streamserve.execution.model.layout import lay_out
 
 MAX_QUERY_TOKENS = 1024
 """Maximum tokens of one pass over unread text."""

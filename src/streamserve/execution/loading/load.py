@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
+from functools import partial
 from pathlib import Path as FilePath
 
 import torch
@@ -15,23 +16,24 @@ from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.execution.backends.cuda.device import divide_devices
 from streamserve.execution.backends.native.attention import NativeAttention
 from streamserve.execution.backends.native.library import Path, ThreadPool, kernels
+from streamserve.execution.backends.native.lora import pack_adapter
 from streamserve.execution.backends.native.model import NativeModel
 from streamserve.execution.backends.native.paths import best_path, name_of, numerics_of
 from streamserve.execution.backends.native.sampling import NativeChooser, NativeDraftSelector
 from streamserve.execution.backends.native.structures import MAX_QUERY_GROUP
 from streamserve.execution.backends.native.weight_arena import WeightArena
 from streamserve.execution.backends.reference.attention import ReferenceAttention
-from streamserve.execution.compute.attention import AttentionBackend, Scoring
+from streamserve.execution.compute.draft_selection import select_draft_tokens
 from streamserve.execution.compute.executor import TorchExecutor
 from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.compute.kv_cache import KVCache
+from streamserve.execution.compute.memory import ALONE, HostShare
 from streamserve.execution.compute.passes import ModelPasses
 from streamserve.execution.compute.swap import HostPool
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.common_vocabulary import with_rows
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
-from streamserve.execution.drafters.selection import select_draft_tokens
 from streamserve.execution.formats.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.loading.load_models import load_models
@@ -46,10 +48,10 @@ from streamserve.execution.loading.loaded import (
     open_source,
     plan_memory,
 )
-from streamserve.execution.loading.memory import ALONE, HostShare
-from streamserve.execution.lora.table import AdapterTable
+from streamserve.execution.model.attention import AttentionBackend, Scoring
 from streamserve.execution.model.forward import Model
 from streamserve.execution.model.linear import packs
+from streamserve.execution.model.lora.table import AdapterTable
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.draft_kind import DraftKind
@@ -93,7 +95,7 @@ def load(
     device, memory_share = divide_devices(config.device, share)
     if device.type == "cuda" or config.backend == "device":
         _check_device_settings(config, share, allocate is not None)
-        from streamserve.execution.backends.cuda.load import load_on_device
+        from streamserve.execution.loading.device import load_on_device
 
         source = open_source(config, checkpoint, spec)
         return load_on_device(source, device, vocabulary, memory_share, allocate)
@@ -148,7 +150,8 @@ def _load_on_cpu(
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
     models = load_models(source, pool, arenas)
     model = models.target
-    adapters = AdapterTable(model, source.adapter_limits) if config.max_loras else None
+    pack = partial(pack_adapter, pool=pool) if pool else None
+    adapters = AdapterTable(model, source.adapter_limits, pack) if config.max_loras else None
     draft_memory = target_memory = None
     if allocate:
         memory = allocate(sizes.blocks * sizes.block_bytes)

@@ -17,21 +17,21 @@ from streamserve.execution.backends.native.library import ThreadPool
 from streamserve.execution.compute.executor import TorchExecutor
 from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.compute.kv_cache import KVCache, bytes_per_block
-from streamserve.execution.drafters.choice import DraftChoice, choose_draft
-from streamserve.execution.drafters.model import ModelDrafter
-from streamserve.execution.formats.check import AnyCheckpoint
-from streamserve.execution.formats.open import open_checkpoint
-from streamserve.execution.formats.quantization import HEAD_FORMAT, WeightFormat, parse_format
-from streamserve.execution.loading.memory import (
+from streamserve.execution.compute.memory import (
     KV_FRACTION,
     after_adapters,
     after_weights,
     size_pool,
     size_swap,
 )
+from streamserve.execution.drafters.choice import DraftChoice, choose_draft
+from streamserve.execution.drafters.model import ModelDrafter
+from streamserve.execution.formats.check import AnyCheckpoint
+from streamserve.execution.formats.open import open_checkpoint
+from streamserve.execution.formats.quantization import HEAD_FORMAT, WeightFormat, parse_format
 from streamserve.execution.loading.weights import CPU
-from streamserve.execution.lora.table import AdapterLimits, AdapterTable, adapter_limits
 from streamserve.execution.model.forward import Model
+from streamserve.execution.model.lora.table import AdapterLimits, AdapterTable, adapter_limits
 from streamserve.execution.model.shapes import EMBEDDING, count_parameters, weight_bytes
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.config import ModelConfig

@@ -10,8 +10,9 @@
       linear.py          the linear maps, which a backend may replace by its own
       rope.py            rotary position embedding
       mixture.py         a mixture of experts
-      lora/step.py       what adapters add to the maps
-      AttentionBackend   (compute/attention.py) attention over the KV cache, which a backend implements
+      lora/              LoRA adapters, and what they add to the maps
+      attention.py       the interface of attention over the KV cache, which a backend implements
+    layout.py          the rows of a step's spans with their positions and cache slots
 
 formats/ makes a ModelSpec from other files (GGUF's metadata) and reads the tensors; loading/weights.py makes
 a Model of both. compute/executor.py calls the model once for each step, drafters/model.py for each draft

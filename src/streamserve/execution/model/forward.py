@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from streamserve.execution.compute.attention import AttentionBackend
-from streamserve.execution.lora.step import adapted
-from streamserve.execution.lora.types import StepAdapters
-from streamserve.execution.lora.weights import LinearKind
+from streamserve.execution.model.attention import AttentionBackend
 from streamserve.execution.model.linear import LinearMap
+from streamserve.execution.model.lora.step import adapted
+from streamserve.execution.model.lora.types import StepAdapters
+from streamserve.execution.model.lora.weights import LinearKind
 from streamserve.execution.model.mixture import mix
 from streamserve.execution.model.rope import Rotations, distinct_ropes, rotate
 from streamserve.execution.model.spec import ModelSpec

@@ -7,6 +7,7 @@
     profile.py     Profile, and the user's folder of profiles
     remeasure.py   measures a profile again, in short pieces
     draft.py       the first estimate of the cost of drafting
+    default_swap.py   the host pool's default size, if the cost of copies was measured
 
 workers/ gets a profile when its model is loaded, and measures it again while the worker is idle;
 `streamserve profile` measures one with more rounds.

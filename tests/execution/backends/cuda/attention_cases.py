@@ -17,7 +17,7 @@ from streamserve.execution.backends.cuda.attention import (
 )
 from streamserve.execution.backends.reference.attention import ReferenceAttention
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import Layout, lay_out
+from streamserve.execution.model.layout import Layout, lay_out
 from tests.execution.kv_spec import SPEC
 
 Attend = Callable[..., None]

@@ -18,7 +18,7 @@ from streamserve.execution.backends.cuda.attention import (
     plan_attention,
 )
 from streamserve.execution.backends.cuda.plain.attention import attend as plain_attend
-from streamserve.execution.compute.layout import lay_out
+from streamserve.execution.model.layout import lay_out
 from tests.conftest import Scale
 from tests.execution.backends.cuda.attention_cases import make_case, random_case, run_layer
 from tests.execution.dense_attention import visible_slots

@@ -18,8 +18,8 @@ from streamserve.execution.backends.cuda.decoding import Decoding, DecodingStep
 from streamserve.execution.backends.cuda.draws import Draw, pack_draws, pack_params
 from streamserve.execution.backends.cuda.passes import forward_arrays, sample_arrays
 from streamserve.execution.compute.branches import ActiveSequence, new_sequence
-from streamserve.execution.compute.layout import Layout, lay_out
 from streamserve.execution.compute.sampling import NOT_FINITE
+from streamserve.execution.model.layout import Layout, lay_out
 from streamserve.protocol.sampling import SamplingParams
 
 SIZE = 4

@@ -15,7 +15,6 @@ from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
 from streamserve.execution.backends.cuda.executor import DeviceExecutor
 from streamserve.execution.backends.cuda.graphs import CudaGraphs, Graphs, NoGraphs
-from streamserve.execution.backends.cuda.load import DeviceBackend
 from streamserve.execution.backends.cuda.operations import Implementation
 from streamserve.execution.backends.cuda.passes import forward_shapes, sample_shapes
 from streamserve.execution.backends.cuda.runner import Runner
@@ -23,6 +22,7 @@ from streamserve.execution.backends.cuda.swap import DeviceHostPool
 from streamserve.execution.backends.cuda.warm_up import capture, compiling, layers_of_all_kinds
 from streamserve.execution.drafters.choice import NO_DRAFT, DraftChoice
 from streamserve.execution.formats.quantization import parse_format
+from streamserve.execution.loading.device import DeviceBackend
 from streamserve.execution.model.shapes import matrix_shapes, weight_shapes
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.config import Eviction

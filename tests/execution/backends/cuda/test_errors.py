@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamserve.execution.backends.cuda.load import DeviceBackend
+from streamserve.execution.loading.device import DeviceBackend
 from streamserve.execution.loading.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError

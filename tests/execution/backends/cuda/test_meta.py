@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.backends.cuda.attention import AttentionWork
-from streamserve.execution.backends.cuda.load import DeviceBackend
 from streamserve.execution.backends.cuda.model import DeviceModel, ForwardInputs
 from streamserve.execution.backends.cuda.operations import Operations
 from streamserve.execution.backends.cuda.routing import route
 from streamserve.execution.compute.kv_cache import KVCache
+from streamserve.execution.loading.device import DeviceBackend
 from streamserve.execution.model.mixture import choose
 from streamserve.execution.model.shapes import matrix_shapes, weight_shapes
 from streamserve.execution.model.spec import ModelSpec

@@ -10,11 +10,11 @@ import torch
 
 from streamserve.execution.backends.cuda.executor import DeviceExecutor
 from streamserve.execution.backends.cuda.linear import QuantizedLinear
-from streamserve.execution.backends.cuda.load import DeviceBackend
 from streamserve.execution.backends.cuda.operations import Implementation
 from streamserve.execution.backends.cuda.packing import unpack
 from streamserve.execution.formats.checkpoint import Checkpoint
 from streamserve.execution.formats.quantization import parse_format, quantize
+from streamserve.execution.loading.device import DeviceBackend
 from streamserve.execution.loading.load import load
 from streamserve.execution.model.spec import read_spec
 from streamserve.protocol.config import ModelConfig

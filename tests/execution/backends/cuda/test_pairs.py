@@ -14,11 +14,11 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
 from streamserve.execution.backends.cuda.device import _in_turn, budget_bytes
 from streamserve.execution.backends.cuda.landing import KVLanding
-from streamserve.execution.backends.cuda.load import _check_landing
 from streamserve.execution.compute.kv_cache import KVCache
+from streamserve.execution.compute.memory import HostShare
+from streamserve.execution.loading.device import _check_landing
 from streamserve.execution.loading.load import load
 from streamserve.execution.loading.loaded import Loaded, PoolSizes
-from streamserve.execution.loading.memory import HostShare
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Pushed, Reserved, Submit, Token

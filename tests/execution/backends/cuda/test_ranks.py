@@ -11,7 +11,7 @@ from streamserve.contracts.plan import Span
 from streamserve.contracts.tree import TokenTree
 from streamserve.execution.backends.cuda.passes import Nodes
 from streamserve.execution.backends.cuda.ranks import LeadingHostPool, LeadingRunner, Message, Swap, obey
-from streamserve.execution.compute.layout import lay_out
+from streamserve.execution.model.layout import lay_out
 
 SIZE = 4
 TREE = TokenTree((7, 8), (-1, 0), (0.0, 0.0), (1.0, 0.5), {0: np.ones(3, np.float32)})

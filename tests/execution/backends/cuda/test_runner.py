@@ -13,9 +13,9 @@ from streamserve.contracts.plan import StepPlan
 from streamserve.engine.engine import Engine
 from streamserve.execution.backends.cuda.executor import DeviceExecutor
 from streamserve.execution.backends.cuda.graphs import ROWS, bucket
-from streamserve.execution.backends.cuda.load import DeviceBackend
 from streamserve.execution.backends.cuda.operations import Operations, operations
 from streamserve.execution.formats.checkpoint import Checkpoint
+from streamserve.execution.loading.device import DeviceBackend
 from streamserve.execution.loading.load import load
 from streamserve.execution.model.spec import read_spec
 from streamserve.protocol.config import ModelConfig

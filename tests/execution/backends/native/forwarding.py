@@ -10,12 +10,12 @@ from streamserve.contracts.plan import Span
 from streamserve.execution.backends.native.library import ThreadPool
 from streamserve.execution.backends.native.linear import NativeLinear
 from streamserve.execution.backends.native.model import NativeModel
-from streamserve.execution.compute.attention import AttentionBackend
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import lay_out
 from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.loading.load import make_attention
 from streamserve.execution.loading.weights import LinearMakers, load_model
+from streamserve.execution.model.attention import AttentionBackend
+from streamserve.execution.model.layout import lay_out
 from tests.execution.variants import TEXT
 
 BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]

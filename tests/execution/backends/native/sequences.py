@@ -10,7 +10,7 @@ from streamserve.contracts.tree import TokenTree
 from streamserve.execution.backends.native.attention import NativeAttention
 from streamserve.execution.backends.native.library import ThreadPool
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import lay_out
+from streamserve.execution.model.layout import lay_out
 from tests.execution.kv_spec import SPEC
 
 

@@ -13,7 +13,7 @@ from streamserve.execution.backends.native.attention import NativeAttention
 from streamserve.execution.backends.native.library import Path
 from streamserve.execution.compute.kv_cache import KVCache
 from streamserve.execution.compute.kv_vectors import dequantize_vectors
-from streamserve.execution.compute.layout import lay_out
+from streamserve.execution.model.layout import lay_out
 from tests.execution.backends.native.paths import EVERY_PATH
 from tests.execution.backends.native.sequences import Sequence
 from tests.execution.dense_attention import dense

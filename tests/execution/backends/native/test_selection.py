@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.execution.backends.native.sampling import NativeDraftSelector
-from streamserve.execution.drafters.selection import CANDIDATES, select_draft_tokens
+from streamserve.execution.compute.draft_selection import CANDIDATES, select_draft_tokens
 from streamserve.protocol.sampling import SamplingParams
 
 settings_of_requests = st.builds(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamserve.contracts.plan import Span
 from streamserve.execution.backends.reference.attention import QUERY_TILE, ReferenceAttention
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import lay_out
+from streamserve.execution.model.layout import lay_out
 from tests.execution.dense_attention import dense
 from tests.execution.kv_spec import SPEC
 from tests.execution.strategies import Step, steps

@@ -1,10 +1,9 @@
 """Models on a GPU: packed weights, Triton kernels, captured graphs, and sampling on the device.
 
-    load.py          load_on_device: weights, KV pool, executor and drafter
-      device.py        the choice of the device, and its free memory
-      packing.py       weights of 8 and 4 bits; linear.py, experts.py and routing.py multiply by them
-      model.py         the forward pass, with fixed addresses
-      warm_up.py       compiles kernels while weights are loaded, then captures decoding steps
+    device.py        the choice of the device, and its free memory
+    packing.py       weights of 8 and 4 bits; linear.py, experts.py and routing.py multiply by them
+    model.py         the forward pass, with fixed addresses
+    warm_up.py       compiles kernels while weights are loaded, then captures decoding steps
     executor.py      DeviceExecutor: launches a step without waiting, and reads its results later
       runner.py        uploads a pass's inputs, pads them to a shape, and launches the shape's graph
         passes.py        the shapes, and the layouts of their arrays; buffers.py uploads them in one copy
@@ -17,7 +16,7 @@
     chains.py        drafts chains in one captured loop; draft_vocabulary.py adapts the draft model's rows
     landing.py       host memory that other workers write KV to
     sharding.py      shards of a model for tensor parallelism; ranks.py leads the other ranks' processes
-                     (rank.py), and collectives.py adds and joins their results
+                     (loading/rank.py), and collectives.py adds and joins their results
 
-loading/load.py calls `load_on_device`. A worker then calls the executor as it calls the CPU's.
+loading/device.py makes all of it for a worker. A worker then calls the executor as it calls the CPU's.
 """

@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.execution.compute.layout import Ints, Layout, SpanRows
+from streamserve.execution.model.layout import Ints, Layout, SpanRows
 
 Int32s = NDArray[np.int32]
 

@@ -36,8 +36,8 @@ from streamserve.execution.backends.cuda.passes import (
     padding,
 )
 from streamserve.execution.backends.cuda.runner import Runner, finite_rows, greedy_draws, to_host
-from streamserve.execution.compute.layout import Ints, lay_out
 from streamserve.execution.drafters.chains import Chains
+from streamserve.execution.model.layout import Ints, lay_out
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from streamserve.execution.backends.cuda.attention import Int32s, block_tables
 from streamserve.execution.backends.cuda.draws import OUTPUT, pack_outputs
 from streamserve.execution.backends.cuda.passes import Nodes
 from streamserve.execution.compute.branches import ActiveSequence
-from streamserve.execution.compute.layout import Layout
 from streamserve.execution.compute.sampling import NOT_FINITE
+from streamserve.execution.model.layout import Layout
 
 
 @dataclass(frozen=True)

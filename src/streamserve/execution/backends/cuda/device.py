@@ -2,7 +2,7 @@
 
 import torch
 
-from streamserve.execution.loading.memory import HostShare
+from streamserve.execution.compute.memory import HostShare
 from streamserve.protocol.errors import CheckpointError
 from streamserve.system.available_memory import available_bytes
 

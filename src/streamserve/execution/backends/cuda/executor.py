@@ -34,10 +34,10 @@ from streamserve.execution.compute.branches import (
 )
 from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import Ints, Layout, SpanRows, lay_out
 from streamserve.execution.compute.logprobs import token_logprobs
 from streamserve.execution.compute.sampling import Sampler
 from streamserve.execution.compute.verify import Walk
+from streamserve.execution.model.layout import Ints, Layout, SpanRows, lay_out
 from streamserve.protocol.messages import PromptLogprob
 
 

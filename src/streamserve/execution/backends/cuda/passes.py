@@ -12,7 +12,7 @@ from streamserve.execution.backends.cuda.attention import TILES, AttentionArrays
 from streamserve.execution.backends.cuda.buffers import Arrays, BufferFields, Field
 from streamserve.execution.backends.cuda.draws import DRAW_WORDS
 from streamserve.execution.backends.cuda.graphs import CAPTURED_ROWS, ROWS, bucket
-from streamserve.execution.compute.layout import Layout
+from streamserve.execution.model.layout import Layout
 
 Int32s = NDArray[np.int32]
 

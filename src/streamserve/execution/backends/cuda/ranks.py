@@ -29,7 +29,7 @@ from streamserve.execution.backends.cuda.passes import Nodes
 from streamserve.execution.backends.cuda.runner import Fetch, Runner
 from streamserve.execution.backends.cuda.swap import Copies, DeviceHostPool, Swapping
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import Ints, Layout, lay_out
+from streamserve.execution.model.layout import Ints, Layout, lay_out
 from streamserve.protocol.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Children:
         self._closing = False
         for rank in range(1, degree):
             process = subprocess.Popen(
-                [sys.executable, "-m", "streamserve.execution.backends.cuda.rank"], stdin=subprocess.PIPE
+                [sys.executable, "-m", "streamserve.execution.loading.rank"], stdin=subprocess.PIPE
             )
             self._processes.append(process)
             write(self._input(process), msgspec.structs.replace(start, rank=rank))

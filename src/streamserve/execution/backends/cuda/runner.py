@@ -38,7 +38,7 @@ from streamserve.execution.backends.cuda.passes import (
     sample_fields,
 )
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import Ints, Layout
+from streamserve.execution.model.layout import Ints, Layout
 from streamserve.protocol.sampling import SamplingParams
 
 MAX_PARTIALS = 8192

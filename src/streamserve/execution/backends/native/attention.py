@@ -16,9 +16,9 @@ from streamserve.execution.backends.native.structures import (
     StepStruct,
     packer,
 )
-from streamserve.execution.compute.attention import PLAIN, Scoring
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import Layout, SpanRows
+from streamserve.execution.model.attention import PLAIN, Scoring
+from streamserve.execution.model.layout import Layout, SpanRows
 
 MAX_QUERY_GROUP = 256
 """Maximum number of query heads that share a key-value head."""
@@ -77,7 +77,7 @@ def _span(part: SpanRows, blocks: int, size: int) -> bytes:
 
 
 class NativeAttention:
-    """The attention backend (execution.compute.attention.AttentionBackend) with the kernels."""
+    """The attention backend (execution.model.attention.AttentionBackend) with the kernels."""
 
     row_invariant = True
 

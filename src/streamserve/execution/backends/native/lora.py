@@ -17,9 +17,9 @@ from streamserve.execution.backends.native.structures import (
     LowRankColumnsStruct,
     LowRankStruct,
 )
-from streamserve.execution.lora.types import PackedAdapter, StepAdapters
-from streamserve.execution.lora.weights import AdapterWeights, LowRankPart
 from streamserve.execution.model.linear import LinearMap
+from streamserve.execution.model.lora.types import PackedAdapter, StepAdapters
+from streamserve.execution.model.lora.weights import AdapterWeights, LowRankPart
 
 COLUMNS = 16
 """Columns of a packed weight for which B is stored together, with the ranks that any of them needs."""

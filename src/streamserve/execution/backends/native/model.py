@@ -18,11 +18,11 @@ from streamserve.execution.backends.native.structures import (
     ModelStruct,
     ScoringStruct,
 )
-from streamserve.execution.compute.attention import AttentionBackend
-from streamserve.execution.lora.types import StepAdapters
+from streamserve.execution.model.attention import AttentionBackend
 from streamserve.execution.model.experts import Experts
 from streamserve.execution.model.forward import LayerWeights, Model, scaled
 from streamserve.execution.model.linear import LinearMap
+from streamserve.execution.model.lora.types import StepAdapters
 from streamserve.execution.model.mixture import ExpertWeights
 from streamserve.execution.model.spec import ModelSpec
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from streamserve.execution.backends.native.library import ThreadPool
 from streamserve.execution.backends.native.structures import DrawStruct, packer
+from streamserve.execution.compute.draft_selection import NO_ADJUSTMENTS, ScoredToken
 from streamserve.execution.compute.sampling import Row, Scores, seed_of
-from streamserve.execution.drafters.selection import NO_ADJUSTMENTS, ScoredToken
 from streamserve.protocol.sampling import SamplingParams
 
 _DRAW = packer(DrawStruct)
@@ -41,8 +41,7 @@ class NativeChooser:
 
 
 class NativeDraftSelector:
-    """A selector of draft tokens (execution.drafters.selection.DraftSelector) by the kernels, for float32
-    logits."""
+    """Select draft tokens by the kernels, from float32 logits (compute.draft_selection.DraftSelector)."""
 
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.execution.compute.attention import PLAIN, Scoring
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.layout import Ints, Layout, SpanRows, ancestors
+from streamserve.execution.model.attention import PLAIN, Scoring
+from streamserve.execution.model.layout import Ints, Layout, SpanRows, ancestors
 
 QUERY_TILE = 128
 """Maximum query tokens of one sequence that attend together: bounds the mask of a long chunk."""

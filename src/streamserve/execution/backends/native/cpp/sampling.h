@@ -27,7 +27,7 @@ void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, 
 
 // Write the `best` draft tokens of each draw and their scores, both [count][best], the best first. A score is
 // the logarithm of the softmax, plus noise unless the temperature is 0. Only the likeliest tokens are
-// considered, as in execution/drafters/selection.py with numpy. If there are fewer than `best`, the others
+// considered, as in execution/compute/draft_selection.py with numpy. If there are fewer than `best`, the others
 // are token -1 with -infinity.
 void select_draft_tokens(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count,
                          int best, int32_t* tokens, double* scores);

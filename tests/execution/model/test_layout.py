@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from streamserve.contracts.plan import Span
 from streamserve.contracts.tree import TokenTree, root
-from streamserve.execution.compute.layout import ancestors, lay_out
+from streamserve.execution.model.layout import ancestors, lay_out
 
 FORK = TokenTree((7, 3, 4, 9), (-1, 0, 0, 1), (0.0,) * 4, (1.0,) * 4)
 CHUNK = Span(1, 3, [20, 21, 22], blocks=[9, 4])

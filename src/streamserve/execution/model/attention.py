@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from streamserve.execution.compute.layout import Layout
+from streamserve.execution.model.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from streamserve.execution.compute.layout import Layout
-from streamserve.execution.lora.types import LoadedAdapter, StepAdapters
-from streamserve.execution.lora.weights import Place
+from streamserve.execution.model.layout import Layout
 from streamserve.execution.model.linear import LinearMap
+from streamserve.execution.model.lora.types import LoadedAdapter, StepAdapters
+from streamserve.execution.model.lora.weights import Place
 
 
 def step_adapters(layout: Layout, loaded: Mapping[str, LoadedAdapter]) -> StepAdapters | None:

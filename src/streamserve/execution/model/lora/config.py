@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamserve.execution.lora.targets import Targets, read_targets
 from streamserve.execution.model.fields import Fields, shown
+from streamserve.execution.model.lora.targets import Targets, read_targets
 from streamserve.protocol.errors import CheckpointError
 
 N = TypeVar("N", int, float)

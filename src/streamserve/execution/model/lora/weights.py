@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.formats.checkpoint import is_finite
-from streamserve.execution.lora.config import LoraConfig, read_config
-from streamserve.execution.lora.targets import Targets
+from streamserve.execution.model.lora.config import LoraConfig, read_config
+from streamserve.execution.model.lora.targets import Targets
 from streamserve.execution.model.shapes import matrix_shapes
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, file_limit, read_files

@@ -6,7 +6,7 @@
       step.py      the adapters of a step's rows, and their addition in plain torch
       types.py     loaded adapters and the adapters of a step, as kernels and plain torch read them
 
-loading/ makes the table of a worker. Before a forward pass, compute/ gets the adapters of the pass's rows
-from the table; model/forward.py adds them to linear maps, as the native backend does in its kernels
-(backends/native/lora.py).
+loading/ makes the table of a worker, and says how adapters are packed for the kernels
+(backends/native/lora.py). Before a forward pass, compute/ gets the adapters of the pass's rows from the
+table; model/forward.py adds them to linear maps, as the native backend does in its kernels.
 """

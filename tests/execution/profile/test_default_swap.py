@@ -8,9 +8,9 @@ import pytest
 from streamserve.contracts.cost import Line, SwapCost
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import StepPlan
-from streamserve.execution.loading.default_swap import SPARE_FRACTION, default_swap_blocks, with_default_swap
 from streamserve.execution.loading.load import load
 from streamserve.execution.loading.loaded import Loaded
+from streamserve.execution.profile.default_swap import SPARE_FRACTION, default_swap_blocks, with_default_swap
 from streamserve.execution.profile.profile import Profile
 from streamserve.llm.memory_plan import with_planned_pool
 from streamserve.protocol.config import ModelConfig
@@ -111,7 +111,7 @@ def test_without_memory_for_it_the_worker_starts_and_recomputes(
     def refuse(*_: object) -> None:
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr("streamserve.execution.loading.default_swap.HostPool", refuse)
+    monkeypatch.setattr("streamserve.execution.profile.default_swap.HostPool", refuse)
     loaded, config = load_with()
     assert with_default_swap(loaded, config, MEASURED) is loaded
     assert "evicted KV is recomputed" in caplog.text

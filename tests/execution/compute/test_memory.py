@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamserve.execution.loading.memory import KV_FRACTION, after_weights, is_out_of_memory, size_pool
+from streamserve.execution.compute.memory import KV_FRACTION, after_weights, is_out_of_memory, size_pool
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.system.available_memory import MB, available_bytes, check_processes

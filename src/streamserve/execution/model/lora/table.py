@@ -1,19 +1,20 @@
 """The LoRA adapters that a worker has loaded, by the hash of their files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from streamserve.execution.backends.native.lora import pack_adapter
-from streamserve.execution.backends.native.model import NativeModel
-from streamserve.execution.compute.layout import Layout
-from streamserve.execution.lora.step import step_adapters
-from streamserve.execution.lora.types import LoadedAdapter, StepAdapters
-from streamserve.execution.lora.weights import LinearKind, adapter_bytes, read_adapter
 from streamserve.execution.model.forward import LayerWeights, Model
+from streamserve.execution.model.layout import Layout
 from streamserve.execution.model.linear import LinearMap
+from streamserve.execution.model.lora.step import step_adapters
+from streamserve.execution.model.lora.types import LoadedAdapter, PackedAdapter, StepAdapters
+from streamserve.execution.model.lora.weights import AdapterWeights, LinearKind, adapter_bytes, read_adapter
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+
+Pack = Callable[[AdapterWeights, Sequence[LinearMap | None]], PackedAdapter]
+"""Packs an adapter for the linear maps [layers × LinearKind] of a model."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,11 @@ class AdapterLimits:
 
 class AdapterTable:
     """The loaded adapters of `model`, by the hash of their files. Adapters are loaded and unloaded between
-    steps."""
+    steps. `pack` packs an adapter for the kernels; without it, adapters are added in plain torch."""
 
-    def __init__(self, model: Model, limits: AdapterLimits) -> None:
+    def __init__(self, model: Model, limits: AdapterLimits, pack: Pack | None = None) -> None:
         self.limits = limits
+        self._pack = pack
         self._model = model
         self._maps = [linear for layer in model.layers for linear in _maps_of(layer)]
         self._loaded: dict[str, LoadedAdapter] = {}
@@ -56,10 +58,8 @@ class AdapterTable:
             )
         left = limits.nbytes - self.nbytes
         weights = read_adapter(path, fingerprint, self._model.spec, self._model.dtype, limits.rank, left)
-        if isinstance(self._model, NativeModel):
-            self._loaded[fingerprint] = LoadedAdapter(
-                weights.nbytes, pack_adapter(weights, self._maps, self._model.pool)
-            )
+        if self._pack:
+            self._loaded[fingerprint] = LoadedAdapter(weights.nbytes, self._pack(weights, self._maps))
         else:
             self._loaded[fingerprint] = LoadedAdapter(weights.nbytes, weights=weights)
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from streamserve.execution.formats.open import open_checkpoint
-from streamserve.execution.lora.config import read_config
-from streamserve.execution.lora.weights import read_adapter
+from streamserve.execution.model.lora.config import read_config
+from streamserve.execution.model.lora.weights import read_adapter
 from streamserve.protocol.adapters import open_adapter
 from streamserve.protocol.errors import CheckpointError
 from tests.adapters import write_adapter

@@ -5,8 +5,8 @@ import sys
 import threading
 import time
 
-from streamserve.execution.backends.cuda.load import load_rank
 from streamserve.execution.backends.cuda.ranks import RankStart, follow, read
+from streamserve.execution.loading.device import load_rank
 
 PARENT_SECONDS = 0.5
 """Interval in seconds of checks whether the leader still runs: a rank that waits for the leader on the device

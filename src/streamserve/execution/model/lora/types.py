@@ -3,21 +3,21 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.execution.backends.native.structures import LowRankStruct
-from streamserve.execution.lora.weights import AdapterWeights
+from streamserve.execution.model.lora.weights import AdapterWeights
 
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """An adapter as the kernels read it: `maps` [layers × KINDS] point into `memory`. `rank` is the largest
-    sum of the ranks of a map's modules."""
+    """An adapter as the kernels read it: `maps` [layers × KINDS], structures of the kernels, point into
+    `memory`. `rank` is the largest sum of the ranks of a map's modules."""
 
-    maps: "ctypes.Array[LowRankStruct]"
+    maps: "ctypes.Array[Any]"
     memory: Tensor
     rank: int
 
