@@ -17,11 +17,11 @@ from benchmarks.report import commit, machine
 from benchmarks.speculation.speculation import SHAPE
 from streamserve import embedded
 from streamserve.baselines.adaserve import token_budget
-from streamserve.contracts.cost import StepCost
 from streamserve.execution.formats.inflate import ModelShape, inflate
 from streamserve.execution.loading.load import load
 from streamserve.execution.profile.measure import Effort, measure
 from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.cost_curve import CostCurve
 
 PATH = Path(__file__).parents[1] / "data" / "costs.json"
 EFFORT = Effort((1, 2, 4, 8, 16, 32, 64, 128), (0, 2048), 32, (256,), 3, 60.0)
@@ -45,7 +45,7 @@ class Hardware:
 class Kept(msgspec.Struct):
     """A curve in the file."""
 
-    cost: StepCost
+    cost: CostCurve
     kv_token_bytes: int
 
 

@@ -42,7 +42,6 @@ from benchmarks.speculation.speculation import target
 from streamserve import embedded
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
-from streamserve.contracts.cost import StepCost
 from streamserve.contracts.plan import DraftRequest, StepPlan
 from streamserve.engine.engine import Engine
 from streamserve.execution.loading.load import load
@@ -50,6 +49,7 @@ from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.measure import QUICK, measure
 from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.protocol.messages import Submit, Token
 from streamserve.speculation.controller import Speculation
 
@@ -100,7 +100,7 @@ class Pair:
         (profile,) = measure([("target", self.loaded)], pick(EFFORT, QUICK))
         drafting = draft_cost(self.loaded)
         assert drafting is not None
-        self.drafting: StepCost = drafting
+        self.drafting: CostCurve = drafting
         self.hardware = Hardware(
             "here", profile.cost.in_tokens(profile.kv_token_bytes), lambda tokens: drafting(tokens),
             "measured in this run",

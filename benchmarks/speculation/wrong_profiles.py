@@ -25,9 +25,10 @@ from benchmarks.options import parse, pick
 from benchmarks.recorded import KINDS, Node, RecordedDrafter, Recording, unpack
 from benchmarks.report import SIMULATED, table, write
 from streamserve.baselines.speculation import parse_policy
-from streamserve.contracts.cost import StepCost, fit
+from streamserve.contracts.cost import fit
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.protocol.messages import ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor
@@ -62,11 +63,11 @@ class Curve:
     draft: Callable[[float], float]
 
 
-def _milliseconds(tokens: tuple[int, ...], figures: tuple[float, ...], further: float) -> StepCost:
+def _milliseconds(tokens: tuple[int, ...], figures: tuple[float, ...], further: float) -> CostCurve:
     return fit(tokens, [0], [[figure / 1000] for figure in figures], token_seconds=further / 1000)
 
 
-def _curve(cost: StepCost, draft: float) -> Curve:
+def _curve(cost: CostCurve, draft: float) -> Curve:
     """Return a curve of the target; a draft pass takes the share `draft` of a step with a quarter of the
     rows."""
     return Curve(lambda rows, kv: cost(rows) * (1 + 1e-5 * kv), lambda rows: draft * cost(1 + (rows - 1) / 4))
@@ -75,7 +76,7 @@ def _curve(cost: StepCost, draft: float) -> Curve:
 def _measured() -> Curve:
     """Return the curve of the packaged pair at the cost of 345 M parameters (benchmarks.papers.slo_costs)."""
     read = json.loads((DATA / "costs.json").read_text())
-    target, draft = (msgspec.convert(read[name]["cost"], StepCost) for name in ("target", "draft"))
+    target, draft = (msgspec.convert(read[name]["cost"], CostCurve) for name in ("target", "draft"))
     return Curve(target.in_tokens(read["target"]["kv_token_bytes"]), draft)
 
 

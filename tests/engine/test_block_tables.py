@@ -5,6 +5,7 @@ import pytest
 from streamserve.contracts.plan import TARGET
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.sequence import EngineSequence, KVState
+from streamserve.protocol.messages import Submit
 from streamserve.protocol.sampling import SamplingParams
 
 SIZE = 4
@@ -12,10 +13,10 @@ SIZE = 4
 
 def sequence(tables: BlockTables, tokens: int) -> EngineSequence:
     """A sequence whose tokens are computed."""
+    submitted = Submit("r", list(range(tokens)), SamplingParams(), outputs={0: []})
     new = EngineSequence(
-        id=1, request="r", attempt=0, choices=(0,), params=SamplingParams(), prompt_length=tokens,
-        tokens=list(range(tokens)), priority=0, arrival=0.0, kv=KVState(b"root", [0]),
-    )  # fmt: skip
+        1, submitted, (0,), submitted.params, tokens, list(submitted.prompt), KVState(b"root", [0])
+    )
     tables.grow(new, tokens)
     new.kv.computed[TARGET] = tokens
     return new

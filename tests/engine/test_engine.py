@@ -217,7 +217,7 @@ def test_a_request_from_the_future_ages_from_now_on():
     engine.clock = lambda: 10.0
     engine.handle(submit("past", [1, 2], SamplingParams(max_tokens=3, seed=1), arrival=4.0))
     engine.handle(submit("future", [3, 4], SamplingParams(max_tokens=3, seed=1), arrival=1e6))
-    assert [sequence.arrival for sequence in engine.scheduler.sequences.values()] == [4.0, 10.0]
+    assert [sequence.submitted.arrival for sequence in engine.scheduler.sequences.values()] == [4.0, 10.0]
     engine.clock = lambda: 11.0
     waited = [event.queued for event in engine.step() if isinstance(event, Admitted)]
     assert waited == [7.0, 1.0]

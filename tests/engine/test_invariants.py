@@ -102,7 +102,7 @@ def _await_the_reservation_held(engine: Engine) -> None:
 
 def _double(engine: Engine) -> None:
     first, second = engine.scheduler.sequences.values()
-    second.request, second.attempt = first.request, first.attempt
+    second.submitted = first.submitted
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from streamserve.engine.reservations import (
 )
 from streamserve.engine.sequence import EngineSequence, KVState, Transfer
 from streamserve.engine.status import SequenceStatus, TransferRole
+from streamserve.protocol.messages import Submit
 from streamserve.protocol.sampling import SamplingParams
 
 LOCAL, SENDER, COPY, RECEIVER = TransferRole
@@ -24,8 +25,10 @@ ids = count()
 
 
 def make(role: TransferRole, reserved: bool = False, status: SequenceStatus = RUNNING) -> EngineSequence:
-    kv, params = KVState(b"", [0]), SamplingParams()
-    sequence = EngineSequence(next(ids), "r", 0, (0,), params, 2, [1, 2], 0, 0.0, kv, check=True)
+    submitted = Submit("r", [1, 2], SamplingParams(), outputs={0: []})
+    sequence = EngineSequence(
+        next(ids), submitted, (0,), submitted.params, 2, [1, 2], KVState(b"", [0]), check=True
+    )
     sequence.transfer, sequence.status = Transfer(role, reserved), status
     return sequence
 

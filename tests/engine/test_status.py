@@ -6,6 +6,7 @@ import pytest
 
 from streamserve.engine.sequence import EngineSequence, KVState, StatusError
 from streamserve.engine.status import TRANSITIONS, SequenceStatus
+from streamserve.protocol.messages import Submit
 from streamserve.protocol.sampling import SamplingParams
 
 LEGAL = [(before, after) for before in TRANSITIONS for after in TRANSITIONS[before]]
@@ -13,9 +14,8 @@ ILLEGAL = [change for change in product(SequenceStatus, repeat=2) if change not 
 
 
 def make_sequence(status: SequenceStatus, check: bool = True) -> EngineSequence:
-    sequence = EngineSequence(
-        7, "r", 0, (0,), SamplingParams(), 2, [1, 2], 0, 0.0, KVState(b"", [0]), check=check
-    )
+    submitted = Submit("r", [1, 2], SamplingParams(), outputs={0: []})
+    sequence = EngineSequence(7, submitted, (0,), submitted.params, 2, [1, 2], KVState(b"", [0]), check=check)
     sequence.status = status
     return sequence
 

@@ -1,9 +1,9 @@
 """A measured curve drives a simulation: its steps take the curve's seconds."""
 
-from streamserve.contracts.cost import StepCost
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
@@ -11,7 +11,7 @@ from tests.engine.drive import model_info
 
 
 def test_steps_take_the_seconds_of_the_curve() -> None:
-    curve = StepCost((1, 16), (0, 1600), ((0.25, 0.5), (1.0, 1.25)))
+    curve = CostCurve((1, 16), (0, 1600), ((0.25, 0.5), (1.0, 1.25)))
     fleet, engine = FleetConfig(), EngineConfig(num_blocks=20, block_size=4, max_model_len=64)
     simulation = Simulation(
         fleet, WorkerSpec(engine, model_info(64), curve.in_tokens(100), start_seconds=1.0)

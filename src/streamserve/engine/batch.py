@@ -190,15 +190,15 @@ def request_view(sequence: EngineSequence, todo: int, now: float, token_seconds:
     """Return the view of a sequence that has `todo` tokens to compute, each in about `token_seconds`. There
     may be hundreds of sequences in a step, so properties are read only where they can differ from their
     defaults."""
-    kv, stream, arrival = sequence.kv, sequence.stream, sequence.arrival
+    kv, stream, submitted = sequence.kv, sequence.stream, sequence.submitted
     computed, is_open, finished_at = kv.computed[TARGET], stream.open, stream.finished_at
     length, running = len(sequence.tokens), sequence.status is SequenceStatus.RUNNING
     outputs = length - sequence.prompt_length
     streamed = is_open or finished_at is not None
     requirement = sequence.requirement if outputs else NO_REQUIREMENT
     return RequestView(
-        arrival=arrival,
-        priority=sequence.priority,
+        arrival=submitted.arrival,
+        priority=submitted.priority,
         remaining=todo,
         computed=computed,
         length=length,
@@ -207,10 +207,10 @@ def request_view(sequence: EngineSequence, todo: int, now: float, token_seconds:
         cached=kv.cached,
         prefill_seconds=(length - computed) * token_seconds if streamed else 0.0,
         running=running,
-        decoding=running and length == computed + 1 and (not is_open or stream.early),
+        decoding=running and length == computed + 1 and (not is_open or submitted.answer_early),
         complete=not is_open,
         last_chunk_at=sequence.stream.last_chunk_at,
-        completed_at=arrival if finished_at is None else finished_at,
+        completed_at=submitted.arrival if finished_at is None else finished_at,
         streamed=streamed,
         edit_stability=sequence.edit_stability if is_open else 0,
         deadline=None if outputs or is_open else sequence.deadline,
@@ -225,8 +225,8 @@ def _idle_view(sequence: EngineSequence, now: float) -> RequestView:
     """Return the view of a sequence with nothing to compute now. Idle prompt streams are the first to lose
     their memory."""
     return RequestView(
-        arrival=sequence.arrival,
-        priority=sequence.priority,
+        arrival=sequence.submitted.arrival,
+        priority=sequence.submitted.priority,
         computed=sequence.kv.computed[TARGET],
         complete=not sequence.stream.open,
         last_chunk_at=sequence.stream.last_chunk_at,

@@ -290,7 +290,7 @@ class Drafting:
             expansion=shape.expansion,
             computed=0 if group is None else sequence.kv.computed[group],
             blocks=[] if group is None else list(sequence.kv.blocks),
-            adapter=sequence.adapter,
+            adapter=sequence.submitted.adapter,
             need=_seconds_to_next_token(sequence),
         )
 
@@ -311,7 +311,7 @@ def _candidate(proposal: Proposal) -> Candidate:
         depth,
         proposal.nodes,
         sequence.requirement,
-        sequence.priority,
+        sequence.submitted.priority,
         sequence.id,
         not sequence.params.greedy,
     )

@@ -394,7 +394,7 @@ class Engine:
         if message.finish:
             finished = [s for s in self.scheduler.of(message.request) if s.attempt == message.attempt]
             for sequence in finished:
-                if not (sequence.outputs or sequence.stream.early):
+                if not (sequence.outputs or sequence.submitted.answer_early):
                     events += self._infeasible(sequence)
             self._prompt_tokens += max((s.prompt_length for s in finished), default=0)
         return events
@@ -412,7 +412,7 @@ class Engine:
         """Free an adapter. Sequences that still use it end."""
         events: list[Event] = []
         for sequence in list(self.scheduler.sequences.values()):
-            if sequence.adapter == message.fingerprint:
+            if sequence.submitted.adapter == message.fingerprint:
                 events += [
                     Finished(sequence.request, sequence.attempt, choice, "abort")
                     for choice in sequence.choices
@@ -477,7 +477,7 @@ def _make_transfers(
 def _admissions(proposals: Iterable[Proposal], now: float) -> list[Event]:
     """Return the events of the sequences that were admitted to a step that began at `now`."""
     return [
-        Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.arrival))
+        Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.submitted.arrival))
         for p in proposals
         for s in (p.sequence,)
         if p.cached is not None

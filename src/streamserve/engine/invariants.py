@@ -46,8 +46,9 @@ def check_advance(scheduler: Scheduler, transfers: KVTransferManager) -> None:
 
 def _described(sequence: EngineSequence) -> str:
     return (
-        f"{sequence.id} of {sequence.request}: {sequence.status.label}, priority {sequence.priority}, "
-        f"{len(sequence.kv.blocks)} blocks, {sequence.pending} of {len(sequence.tokens)} tokens pending"
+        f"{sequence.id} of {sequence.request}: {sequence.status.label}, "
+        f"priority {sequence.submitted.priority}, {len(sequence.kv.blocks)} blocks, "
+        f"{sequence.pending} of {len(sequence.tokens)} tokens pending"
     )
 
 

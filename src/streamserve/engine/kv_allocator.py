@@ -155,7 +155,7 @@ class KVAllocator:
         recomputed, because no step would swap it in."""
         sequence.preempted_at = sequence.outputs
         stream = sequence.stream
-        if stream.open and not stream.early and not sequence.todo(idle=False):
+        if stream.open and not sequence.submitted.answer_early and not sequence.todo(idle=False):
             # Two such streams that do not both fit would otherwise evict each other for ever (MemoryClaim).
             stream.claim = MemoryClaim.NONE
         self.preemptions += 1

@@ -178,7 +178,7 @@ class KVTransferManager:
 
     def _observe(self, name: LifecycleEvent, sequence: EngineSequence) -> None:
         """Pass the event on if it concerns a client's request."""
-        if sequence.kind is RequestKind.CLIENT:
+        if sequence.submitted.kind is RequestKind.CLIENT:
             self._observer.on_event(name, sequence.request)
 
     def _push(self, message: Push) -> None:

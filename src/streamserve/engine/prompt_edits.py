@@ -61,7 +61,7 @@ class StreamEdits:
             self._merge(sequence, others)
             self._change(sequence, message)
             branches = [sequence]
-            if sequence.stream.early:
+            if sequence.submitted.answer_early:
                 events.append(OutputWithdrawn(sequence.request, sequence.attempt, message.version))
         for branch in branches:
             stream = branch.stream

@@ -302,7 +302,7 @@ class Scheduler:
                 continue
             # A prompt stream is not sampled before it is answered: its state is sent then.
             if (sequence.state_stale or not sequence.state_sent) and (
-                sequence.stream.early or not sequence.stream.open
+                sequence.submitted.answer_early or not sequence.stream.open
             ):
                 admitted.append(_state(sequence))
                 sequence.state_sent, sequence.state_stale = True, False
@@ -368,5 +368,5 @@ def _span(sequence: EngineSequence, chunk: int, tree: TokenTree | None) -> Span:
         tree=tree,
         choices=sequence.choices if tree else (),
         prompt_logprobs=None if sequence.prompt_logprobs_done else sequence.params.prompt_logprobs,
-        adapter=sequence.adapter,
+        adapter=sequence.submitted.adapter,
     )

@@ -1,14 +1,14 @@
 """A sequence: the tokens of one output choice, and the state of their computation."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import takewhile
 from math import inf
 
 from streamserve.contracts.plan import TARGET
 from streamserve.engine.status import TRANSITIONS, SequenceStatus, TransferRole
-from streamserve.protocol.messages import Finished, FinishReason, RequestKind, Token
+from streamserve.protocol.messages import Finished, FinishReason, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.slo import MISSED_REQUIREMENT, NO_REQUIREMENT, LatencyRequirement
 
@@ -76,8 +76,8 @@ class MemoryClaim(Enum):
 class PromptStreamState:
     """The state of a prompt stream. For a prompt that was complete on arrival it never changes.
 
-    * `open`: the prompt may still be edited. It is sampled only if answered early.
-    * `early`: the prompt is answered while it is open; edits withdraw the answer.
+    * `open`: the prompt may still be edited. It is sampled only if the request has `answer_early`; edits
+      withdraw the answer.
     * `tail`: number of last prompt tokens that are only computed in otherwise idle steps while it is open.
     * `version`: number of the latest edit.
     * `last_chunk_at`: when the latest part of the prompt arrived.
@@ -87,19 +87,20 @@ class PromptStreamState:
     * `progress_at`: when the latest Progress event was sent.
     * `final_event`: the final event of an early answer, held back until the prompt is finished.
     * `claim`: the memory that the stream may take.
+
+    dataclasses.replace copies the fields up to `finished_at`; the others get their defaults.
     """
 
     open: bool = False
-    early: bool = False
     tail: int = 0
     version: int = 0
     last_chunk_at: float = 0.0
     survival: float = 1.0
     finished_at: float | None = None
-    retained_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_EDITS))
-    progress_at: float = -1.0
-    final_event: Token | Finished | None = None
-    claim: MemoryClaim = MemoryClaim.ANY
+    retained_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_EDITS), init=False)
+    progress_at: float = field(default=-1.0, init=False)
+    final_event: Token | Finished | None = field(default=None, init=False)
+    claim: MemoryClaim = field(default=MemoryClaim.ANY, init=False)
 
 
 @dataclass(slots=True)
@@ -123,23 +124,19 @@ class EngineSequence:
     """A sequence: the tokens of one output choice, prompt and outputs, and the state of their computation.
     engine/status.py describes its `status`.
 
-    `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
-    choices. They fork when the prompt is computed, and then each sequence has one. `adapter`: the LoRA
-    adapter that computes it, by the hash of its files; empty: none. `kind`: what its request is for.
-    `check`: whether an illegal change of status raises StatusError.
+    `submitted`: the request as it arrived. What edits of a prompt stream change has fields of its own:
+    `params`, `prompt_length`, `tokens`, `stream`. `choices`: the output choices that are sampled from it. A
+    fresh request is one sequence for all its choices. They fork when the prompt is computed, and then each
+    sequence has one. `check`: whether an illegal change of status raises StatusError.
     """
 
     id: int
-    request: str
-    attempt: int
+    submitted: Submit
     choices: tuple[int, ...]
     params: SamplingParams
     prompt_length: int
     tokens: list[int]
-    priority: int
-    arrival: float
     kv: KVState
-    adapter: str = ""
     clock: DecodeClock = field(default_factory=DecodeClock)
     stream: PromptStreamState = field(default_factory=PromptStreamState)
     transfer: Transfer = field(default_factory=Transfer)
@@ -166,7 +163,16 @@ class EngineSequence:
     """Whether the executor's sampling state is outdated, because the prompt was edited or the sequence
     begins again."""
     check: bool = False
-    kind: RequestKind = RequestKind.CLIENT
+
+    @property
+    def request(self) -> str:
+        """The request's id."""
+        return self.submitted.request
+
+    @property
+    def attempt(self) -> int:
+        """The request's attempt that this worker serves."""
+        return self.submitted.attempt
 
     def become(self, status: SequenceStatus) -> None:
         """Change the status. With `check`, raises StatusError if the change is illegal (TRANSITIONS)."""
@@ -198,7 +204,7 @@ class EngineSequence:
             return 0
         computed = self.kv.computed[TARGET]
         pending = len(self.tokens) - computed
-        if not stream.open or stream.early:
+        if not stream.open or self.submitted.answer_early:
             return self._unheld(pending) if self.transfer.hold else pending
         if stream.claim is MemoryClaim.NONE:
             return 0
@@ -240,7 +246,7 @@ class EngineSequence:
     def decoding(self) -> bool:
         """Whether the sequence lacks only the KV of its last token, and is to be sampled."""
         stream = self.stream
-        sampled = stream.final_event is None and (not stream.open or stream.early)
+        sampled = stream.final_event is None and (not stream.open or self.submitted.answer_early)
         return (
             sampled
             and self.status is SequenceStatus.RUNNING
@@ -261,7 +267,7 @@ class EngineSequence:
     def completed_at(self) -> float:
         """When the prompt was complete."""
         finished_at = self.stream.finished_at
-        return self.arrival if finished_at is None else finished_at
+        return self.submitted.arrival if finished_at is None else finished_at
 
     @property
     def deadline(self) -> float | None:
@@ -333,26 +339,13 @@ class EngineSequence:
         """Return a copy of the sequence for another choice of the same request, without blocks."""
         return EngineSequence(
             id=id,
-            request=self.request,
-            attempt=self.attempt,
+            submitted=self.submitted,
             choices=(choice,),
             params=self.params,
             prompt_length=self.prompt_length,
             tokens=list(self.tokens),
-            priority=self.priority,
-            arrival=self.arrival,
             kv=KVState(self.kv.root, []),
-            adapter=self.adapter,
-            stream=PromptStreamState(
-                open=self.stream.open,
-                early=self.stream.early,
-                tail=self.stream.tail,
-                version=self.stream.version,
-                last_chunk_at=self.stream.last_chunk_at,
-                survival=self.stream.survival,
-                finished_at=self.stream.finished_at,
-            ),
+            stream=replace(self.stream),
             lookup_counted=True,
             check=self.check,
-            kind=self.kind,
         )

@@ -83,7 +83,7 @@ class Outgoing:
             error = "this worker does not have the request"
         elif reservation.tokens != len(sequence.tokens) or reservation.start % self._block_size:
             error = f"the reservation is for {reservation.tokens} tokens, not for {len(sequence.tokens)}"
-        elif reservation.adapter != sequence.adapter:
+        elif reservation.adapter != sequence.submitted.adapter:
             error = "the reservation is for KV of another LoRA adapter"
         elif not self._fits(reservation):
             error = "the reservation's blocks do not match its tokens: it needs one distinct block for each"
@@ -99,7 +99,7 @@ class Outgoing:
         self._sending[sequence.id] = _Sending(
             reservation,
             sequence,
-            sequence.kind,
+            sequence.submitted.kind,
             reservation.start,
             len(sequence.kv.computed),
             sequence.transfer.role is not TransferRole.COPY,
@@ -305,7 +305,7 @@ class Incoming:
             start=start,
             blocks=blocks,
             to=self._address,
-            adapter=sequence.adapter,
+            adapter=sequence.submitted.adapter,
         )
 
     def joined(self, reservation_id: str) -> EngineSequence | None:
@@ -316,7 +316,7 @@ class Incoming:
             if self._landing:
                 self._landing.land(self._uncached(sequence))
             counts, tokens, cached = self._counts, len(sequence.tokens), sequence.kv.computed[0]
-            if sequence.kind is not RequestKind.CLIENT:
+            if sequence.submitted.kind is not RequestKind.CLIENT:
                 self._counts = replace(
                     counts,
                     received_copies=counts.received_copies + 1,

@@ -82,20 +82,15 @@ def make_sequence(
     that its edits are expected to retain. `check`: whether an illegal change of status raises."""
     return EngineSequence(
         id=id,
-        request=message.request,
-        attempt=message.attempt,
+        submitted=message,
         choices=choices,
         params=message.params,
         prompt_length=len(message.prompt),
         tokens=message.prompt + message.outputs[choices[0]],
-        priority=message.priority,
-        arrival=message.arrival,
         kv=KVState(root, [0] * groups),
-        adapter=message.adapter,
         clock=DecodeClock(message.began.get(choices[0])),
         stream=PromptStreamState(
             open=message.open,
-            early=message.answer_early,
             tail=message.tail,
             version=message.version,
             last_chunk_at=message.arrival,
@@ -107,5 +102,4 @@ def make_sequence(
         or message.phase == "decode",
         lookup_counted=message.rescheduled or message.phase == "decode",
         check=check,
-        kind=message.kind,
     )

@@ -1,1 +1,1 @@
-"""What processes agree on: messages, sampling parameters, declared settings, keys, errors."""
+"""What processes agree on: messages, sampling parameters, cost curves, declared settings, keys, errors."""

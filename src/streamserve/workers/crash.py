@@ -90,7 +90,7 @@ def _sequence(sequence: EngineSequence) -> dict[str, Any]:
         sequence.status.label: True,
         sequence.transfer.role.label: True,
         "open": sequence.stream.open,
-        "early": sequence.stream.early,
+        "early": sequence.submitted.answer_early,
         "has reservation": sequence.transfer.has_reservation,
         "passed over": sequence.passed_over,
         "state sent": sequence.state_sent,

@@ -2,9 +2,10 @@
 
 import time
 
-from streamserve.contracts.cost import StepCost, fit
+from streamserve.contracts.cost import fit
 from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.execution.loading.loaded import Loaded
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.protocol.sampling import SamplingParams
 
 CHAIN_COUNTS = (1, 8, 64)
@@ -13,7 +14,7 @@ REPETITIONS = 3
 """Number of repetitions; the shortest counts, because disturbances only add time."""
 
 
-def draft_cost(loaded: Loaded) -> StepCost | None:
+def draft_cost(loaded: Loaded) -> CostCurve | None:
     """Return the seconds of one level of draft trees by its number of nodes; None without a draft model."""
     drafter, blocks = loaded.drafter, loaded.engine_config.num_blocks
     if drafter is None or drafter.group is None or loaded.engine_config.block_size <= DEPTH:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from streamserve.contracts.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
+from streamserve.contracts.cost import Line, SwapCost, fit, fit_line, further_pairs
 from streamserve.execution.backends.native.library import Path as KernelPath
 from streamserve.execution.backends.native.library import ThreadPool
 from streamserve.execution.backends.native.linear import NativeLinear
@@ -32,6 +32,7 @@ from streamserve.execution.profile.floor import StepFloor, step_floor
 from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.system.available_memory import available_bytes
 
 log = logging.getLogger(__name__)
@@ -252,7 +253,7 @@ class Bench:
             rates.append(work.operations / seconds)
         return max(bandwidths), max(rates)
 
-    def _pair_seconds(self, curve: StepCost) -> float:
+    def _pair_seconds(self, curve: CostCurve) -> float:
         """Return the seconds for each pair of a query token and a context token: the additional cost of a
         long span after much context, beyond the same span without context and the reading of the context."""
         if not self._spans or not all(self._points[point].seconds for point in self._spans):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from streamserve.contracts.cost import StepCost, SwapCost
+from streamserve.contracts.cost import SwapCost
 from streamserve.execution.backends.native.levels import lesser_level
+from streamserve.protocol.cost_curve import CostCurve
 from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     multiplier_rate: float
     weight_bytes: int
     kv_token_bytes: int
-    cost: StepCost
+    cost: CostCurve
     floor: tuple[tuple[float, ...], ...]
     swap: SwapCost | None = None
     format: int = FORMAT

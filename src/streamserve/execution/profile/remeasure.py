@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 import torch
 
-from streamserve.contracts.cost import StepCost, fit
+from streamserve.contracts.cost import fit
 from streamserve.contracts.plan import Span
 from streamserve.execution.loading.loaded import Loaded
 from streamserve.execution.profile.floor import step_floor
@@ -30,6 +30,7 @@ from streamserve.execution.profile.measure import (
 )
 from streamserve.execution.profile.profile import Profile, ProfileStore
 from streamserve.execution.profile.steps import Point, Steps, grid_points, spans_of
+from streamserve.protocol.cost_curve import CostCurve
 
 PIECE_SECONDS = 0.005
 """Steps that take longer are no pieces. A step of one query token is always a piece."""
@@ -153,7 +154,7 @@ def _point(tokens: int, context: int, loaded: Loaded) -> Point:
     return Point(tokens, context, min(tokens, loaded.engine_config.max_num_seqs))
 
 
-def _corrected(cost: StepCost, measured: dict[int, float]) -> StepCost:
+def _corrected(cost: CostCurve, measured: dict[int, float]) -> CostCurve:
     """Return the curve through the `measured` seconds by query tokens. Its lines are the measured ones and
     the other lines of `cost`. A line that was not measured is multiplied by the factor of the longest
     measured line below it, or of the shortest one."""
