@@ -50,7 +50,8 @@ _FILTERS_OF_NESTED = (
 )  # fmt: skip
 """Filters that write or compare their arguments."""
 _TESTS_OF_NESTED = ("!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "gt", "in", "le", "lt", "ne")
-_CONTAINERS = (list, tuple, dict, type({}.items()), type({}.values()))
+_CONTAINERS: tuple[type, ...] = (list, tuple, dict, type({}.items()), type({}.values()))
+_WRITTEN: tuple[type, ...] = (*_CONTAINERS, Namespace)
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{7})")
 _WIDE_FIELD = re.compile(r"\{[^}]*\d{7}")
 
@@ -106,7 +107,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {COUNT: _count_iterations, JOIN: _join_texts, NESTED: _counted}
         self.filters |= {SEARCHED: _searched, "join": _join, "format": _format}
         self.filters |= {"replace": _replace, "sum": _sum}
-        self.tests |= {name: _counting_nested(self.tests[name]) for name in _TESTS_OF_NESTED}
+        tests: dict[str, Any] = self.tests
+        tests |= {name: _counting_nested(tests[name]) for name in _TESTS_OF_NESTED}
         del self.globals["lipsum"]  # writes as many random words as it is told
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -150,10 +152,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         Raises TemplateLimitError if the text has a large width.
         """
-        if isinstance(text := getattr(value, "__self__", None), str) and _WIDE_FIELD.search(text):
-            raise TemplateLimitError("a format has a large width")
         wrapped = super().wrap_str_format(value)
-        return None if wrapped is None else partial(_format_by_method, wrapped, text)
+        if wrapped is None:
+            return None
+        text = str(value.__self__)
+        if _WIDE_FIELD.search(text):
+            raise TemplateLimitError("a format has a large width")
+        return partial(_format_by_method, wrapped, text)
 
 
 def render(pieces: Iterator[str]) -> str:
@@ -235,7 +240,7 @@ def _searched(value: Any) -> Any:
 @pass_context
 def _written(context: Context, value: Any) -> Any:
     """Return a value that is written, and count its nodes."""
-    if isinstance(value, (*_CONTAINERS, Namespace)):
+    if isinstance(value, _WRITTEN):
         check_nodes(value)
     return value
 
