@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def place(folder: Path, name: str) -> None:
-    """Make room for an odd file in the place of a file of the folder."""
+    """Remove a file of the folder, so that an odd file can be made in its place."""
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).unlink(missing_ok=True)
 
