@@ -65,7 +65,8 @@ def _in_subfolders(path: Path) -> Iterator[Path]:
     """Yield the files below subfolders of a checkpoint that may be read: named chat templates, and settings
     of the modules of an embedding model."""
     for pattern in ("*/*.jinja", "*/config.json"):
-        yield from path.glob(pattern)
+        with contextlib.suppress(OSError):  # code that needs the folder reports the error
+            yield from path.glob(pattern)
 
 
 def refuse_odd_files(files: Iterable[Path]) -> None:
