@@ -50,8 +50,8 @@ _FILTERS_OF_NESTED = (
 )  # fmt: skip
 """Filters that write or compare their arguments."""
 _TESTS_OF_NESTED = ("!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "gt", "in", "le", "lt", "ne")
-_CONTAINERS: tuple[type, ...] = (list, tuple, dict, type({}.items()), type({}.values()))
-_WRITTEN: tuple[type, ...] = (*_CONTAINERS, Namespace)
+_CONTAINERS: tuple[Any, ...] = (list, tuple, dict, type({}.items()), type({}.values()))
+_WRITTEN: tuple[Any, ...] = (*_CONTAINERS, Namespace)
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{7})")
 _WIDE_FIELD = re.compile(r"\{[^}]*\d{7}")
 
