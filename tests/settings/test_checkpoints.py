@@ -17,12 +17,21 @@ READ = (
     "chat_template.jinja",
     "generation_config.json",
     "model.safetensors",
+    ".hidden.safetensors",
+    "additional_chat_templates/tool_use.jinja",
+    "1_Pooling/config.json",
 )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_checkpoint(tmp_path)
+
+
+def place(folder: Path, name: str) -> None:
+    """Remove a file of the folder, so that an odd file can be made in its place."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
 
 
 def test_regular_files_and_links_to_them_are_taken(folder: Path, tmp_path: Path) -> None:
@@ -35,7 +44,7 @@ def test_regular_files_and_links_to_them_are_taken(folder: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("name", READ)
 def test_a_pipe_is_refused_by_name(folder: Path, name: str) -> None:
-    (folder / name).unlink(missing_ok=True)
+    place(folder, name)
     os.mkfifo(folder / name)
     with pytest.raises(CheckpointError, match=rf"{name} is not a file, but a pipe"):
         locate(str(folder))
@@ -43,7 +52,7 @@ def test_a_pipe_is_refused_by_name(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_a_device_is_refused_by_name(folder: Path, name: str) -> None:
-    (folder / name).unlink(missing_ok=True)
+    place(folder, name)
     (folder / name).symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match=rf"{name} is not a file"):
         locate(str(folder))
@@ -57,6 +66,7 @@ def test_a_text_of_gigabytes_is_refused_by_name(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [*READ, "model-Q4_K_M.gguf"])
 def test_a_pointer_of_git_lfs_is_refused_by_name(folder: Path, name: str) -> None:
+    place(folder, name)
     (folder / name).write_bytes(LFS_POINTER + b"spec/v1\noid sha256:00\nsize 12\n")
     with pytest.raises(CheckpointError, match=rf"{name}: is a Git LFS pointer, not the file itself: run"):
         locate(str(folder / name) if name.endswith(".gguf") else str(folder))

@@ -1,6 +1,7 @@
 """Every text of a conversation is in the prompt, or it is refused; no text of a client is a control token."""
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -199,6 +200,15 @@ WITHOUT_SYSTEM = (
     "{% endif %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"
 )
 """As of Gemma 2: system messages are refused, and roles must alternate."""
+
+
+def test_thousands_of_user_messages_become_one_soon() -> None:
+    """Without a copy of the text for each message, which would take 10 s."""
+    chat = [*[said("user", "a" * 200)] * 20_000, said("system", "Be brief.")]
+    began = time.thread_time()
+    rendered = run(WITHOUT_SYSTEM, chat)
+    assert time.thread_time() - began < 2
+    assert text_of(rendered).count("a" * 200) == 20_000
 
 
 def test_system_messages_begin_the_first_user_message_of_a_template_without_them() -> None:

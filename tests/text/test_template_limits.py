@@ -51,6 +51,50 @@ ENDLESS = {
         "{% set ns = namespace(x=[]) %}{% for i in range(60) %}"
         "{% set ns.x = ns.x + ['x' * 100000000] %}{% endfor %}"
     ),
+    "constants": "{{ 'aaaaaaaaaa'" + " | replace('a', 'aaaaaaaaaa')" * 12 + " }}",
+    **{
+        f"a text that grows by {name}": (
+            "{% set ns = namespace(x='aaaaaaaaaa') %}{% for i in range(60) %}{% set ns.x = "
+            f"{grown}"
+            " %}{% endfor %}"
+        )
+        for name, grown in {
+            "the filter replace": "ns.x | replace('a', 'aaaaaaaaaa')",
+            "the method replace": "ns.x.replace('a', 'aaaaaaaaaa')",
+            "the filter format": "'%s%s' | format(ns.x, ns.x)",
+            "the method format": "'{0}{0}'.format(ns.x)",
+            "the method format_map": "'{a}{a}'.format_map({'a': ns.x})",
+            "the method join": "ns.x.join(['a', 'a', 'a'])",
+            "%": "'%s%s' % (ns.x, ns.x)",
+        }.items()
+    },
+    **{
+        f"lists of lists that are {name}": (
+            "{% set ns = namespace(x=(), y=()) %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}"
+            "{% set ns.y = (ns.y, ns.y) %}{% endfor %}{{ " + used + " }}"
+        )
+        for name, used in {
+            "written": "ns.x",
+            "joined": "ns.x ~ ''",
+            "written by a filter": "ns.x | upper",
+            "written by a format": "'%s' | format(ns.x)",
+            "written by map": "[ns.x] | map('string') | list | length",
+            "written in a namespace": "ns",
+            "compared": "ns.x == ns.y",
+            "compared by a test": "ns.x is eq ns.y",
+            "compared in a chain": "1 == ns.x == ns.y or 1 < 2 == ns.x == ns.y or ns.x == ns.y == 1",
+            "searched": "ns.x in [ns.y]",
+            "counted": "[ns.x].count(ns.y)",
+            "sorted": "[ns.x, ns.y] | sort",
+            "names": "{ns.x: 1}",
+            "indices": "{}[ns.x]",
+            "looked up": "{}.get(ns.x)",
+        }.items()
+    },
+    "a sum of lists": "{{ ([[1] * 100000] * 100000) | sum(start=[]) | length }}",
+    "words": "{{ lipsum(n=1000000000) }}",
+    "bytes": "{{ 'a'.encode().ljust(2000000000) }}",
+    "the bytes of a number": "{{ (5).to_bytes(2000000000, 'little') | length }}",
     "itself": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
 }
 
@@ -73,6 +117,15 @@ def test_the_limit_is_of_all_loops_of_one_rendering(monkeypatch: pytest.MonkeyPa
         template.render([*chat, *chat])
 
 
+def test_operations_on_long_texts_take_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.1)
+    template = ChatTemplate(
+        "{% for i in range(99999) %}{% if messages[0].content | upper %}{% endif %}{% endfor %}", {}
+    )
+    with pytest.raises(RequestError, match="of processor time"):
+        template.render([{"role": "user", "content": "a" * 100_000}])
+
+
 def test_texts_are_those_of_plain_jinja() -> None:
     source = """
         {%- set ns = namespace(total=0) %}
@@ -80,6 +133,9 @@ def test_texts_are_those_of_plain_jinja() -> None:
             {%- set join_texts = ['a', 'b'] | join(', ') %}
             {{- join_texts ~ [message] | join('/', attribute='role') ~ '%s**%3d' % ('x', 4) }}
             {{- '{:>4}'.format(loop.index) ~ 'a'.rjust(3) ~ ('a' | center(5)) ~ (message | tojson | length) }}
+            {{- [message.role] == [message['role']] and message.role in [message.role, 1] }}
+            {{- (message.role | replace('s', 'ss')) ~ message.role.replace('e', '') ~ {'a': (1, [2])} }}
+            {{- '{}-{a}'.format(1, a=message.role) ~ ', '.join(message.role) ~ [1, 2] | sum ~ [3, 1] | sort }}
             {{- loop.index ~ '/' ~ loop.length + ': ' + message.content * 2 ~ none ~ 1.5 }}
             {%- set ns.total = ns.total + loop.index0 * 2 ** 3 %}
             {%- if loop.last %}{% continue %}{% endif %}

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve import embedded
-from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.text.folder import read_folder
+from streamserve.text.prompt_text import PromptText
 from streamserve.text.tokenizer import Tokenizer
 from tests.text.folders import byte_level_folder, sentencepiece_folder
 
@@ -106,6 +107,24 @@ def test_longest_token_bounds_the_length_of_a_text(bpe: Tokenizer) -> None:
 def test_lone_surrogates_are_refused(bpe: Tokenizer) -> None:
     with pytest.raises(ValueError, match="surrogates"):
         bpe.encode("\ud800")
+
+
+def test_a_pattern_that_takes_too_many_steps_refuses_the_text(tmp_path: Path) -> None:
+    """The library panics, which is no Exception."""
+    folder = byte_level_folder(tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "(a+)+$"}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer, text = Tokenizer.from_folder(folder), "a" * 30 + "c"
+    literal = PromptText(text, ((0, len(text)),))
+    for encode in (
+        lambda: tokenizer.encode(text),
+        lambda: tokenizer.encode_without_gil([text]),
+        lambda: tokenizer.encode_prompt(literal),
+    ):
+        with pytest.raises(RequestError, match="tokenizer cannot encode the text: Onig"):
+            encode()
+    assert tokenizer.decode(tokenizer.encode("a c")) == "a c"
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Open the GGUF files of a model: one file, or all parts of a split one."""
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def _add_part(path: Path, number: int, tensors: dict[str, TensorInfo], data: dic
 
 def _open(path: Path) -> tuple[Metadata, dict[str, TensorInfo], dict[str, Bytes]]:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would not end
+            raise CheckpointError(f"{path} is not a file, but a pipe, a device or a socket: remove it")
         mapped = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def locate(model: str) -> Path:
         raise CheckpointError(f"{model:.200} cannot be read: {error.strerror}") from error
     file = gguf_file(path)
     if file or path.is_dir():
-        refuse_odd_files([file] if file else sorted(path.iterdir()))
+        refuse_odd_files([file] if file else sorted([*path.iterdir(), *_in_subfolders(path)]))
         return file or path
     if path.exists():
         raise CheckpointError(
@@ -61,12 +61,20 @@ def locate(model: str) -> Path:
     return _from_hub(name)
 
 
+def _in_subfolders(path: Path) -> Iterator[Path]:
+    """Yield the files below subfolders of a checkpoint that may be read: named chat templates, and settings
+    of the modules of an embedding model."""
+    for pattern in ("*/*.jinja", "*/config.json"):
+        with contextlib.suppress(OSError):  # code that needs the folder reports the error
+            yield from path.glob(pattern)
+
+
 def refuse_odd_files(files: Iterable[Path]) -> None:
     """Raise CheckpointError if reading one of a checkpoint's `files` would not end (a pipe, a device), if a
     file of settings or a vocabulary is far too large, or if a file is a Git LFS pointer. Other files are not
     read."""
     for file in files:
-        if file.name.startswith(".") or file.suffix not in (*TEXT_SUFFIXES, *WEIGHT_SUFFIXES):
+        if file.suffix not in (*TEXT_SUFFIXES, *WEIGHT_SUFFIXES):
             continue
         try:
             status = file.stat()

@@ -9,6 +9,7 @@ it supports. Then the prompt is searched for the text of each message.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from streamserve.protocol.errors import RequestError
@@ -134,13 +135,11 @@ def _arrangements(messages: Sequence[Any]) -> Iterator[_Arrangement]:
 
 def _users_together(messages: Sequence[Any]) -> list[Any]:
     """Return the messages with consecutive messages of the user as one."""
-    users: list[Any] = []
-    for message in messages:
-        if users and _role(message) == _role(users[-1]) == "user":
-            users[-1] = _together([users[-1], message])
-        else:
-            users.append(message)
-    return users
+    together: list[Any] = []
+    for role, group in groupby(messages, _role):
+        users = list(group)
+        together += [_together(users)] if role == "user" and len(users) > 1 else users
+    return together
 
 
 def _together(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

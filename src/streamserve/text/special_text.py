@@ -9,6 +9,8 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
+from streamserve.text.panics import refusing_panics
+
 Span = tuple[int, int]
 """Start and end of a part of a text, in characters."""
 
@@ -32,7 +34,8 @@ class SpecialTexts:
         that is not Unicode."""
         if self._depends_on_pipeline:
             text.encode()  # raises a ValueError, where the library raises TypeError
-            encoding = self._backend.encode(text, add_special_tokens=False)
+            with refusing_panics():
+                encoding = self._backend.encode(text, add_special_tokens=False)
             found = zip(encoding.ids, encoding.offsets, strict=True)
             return [span for token, span in found if token in self._control and span[0] < span[1]]
         return [match.span() for match in self._pattern.finditer(text)] if self._special else []
@@ -46,7 +49,8 @@ class SpecialTexts:
 
     def encode_ordinary(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of texts within a prompt. None of them is a special token."""
-        encoded = [self._ids(encoding) for encoding in self._ordinary.encode_batch_fast(texts)]
+        with refusing_panics():
+            encoded = [self._ids(encoding) for encoding in self._ordinary.encode_batch_fast(texts)]
         return [
             self._by_character(text) if self._control.intersection(ids) else ids
             for text, ids in zip(texts, encoded, strict=True)

@@ -17,6 +17,7 @@ from streamserve.text.chat import Renderer, chat_template
 from streamserve.text.folder import TokenizerFolder, read_folder
 from streamserve.text.gguf import read_tokenizer
 from streamserve.text.mistral import MistralBackend, MistralTemplate, mistral_file
+from streamserve.text.panics import refusing_panics
 from streamserve.text.prompt_text import PromptText
 from streamserve.text.special_text import Span, SpecialTexts
 
@@ -163,14 +164,16 @@ class Tokenizer:
         Raises ValueError for text that is not Unicode (lone surrogates).
         """
         text.encode()  # raises UnicodeEncodeError, a ValueError, where the library raises TypeError
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with refusing_panics():
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_without_gil(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Return `encode` of each text, releasing the GIL meanwhile; for use in threads."""
         for text in texts:
             text.encode()
-        encoded = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        with refusing_panics():
+            encoded = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encoded]
 
     def encode_prompt(self, prompt: PromptText, add_special_tokens: bool = True) -> list[int]:

@@ -102,11 +102,13 @@ def test_a_tensor_that_its_shard_lacks_is_named(sharded):
     assert Q_PROJ in refusal(sharded)
 
 
-def test_an_index_may_only_name_files_of_its_folder(sharded):
+@pytest.mark.parametrize("shard", ["../elsewhere.safetensors", "pipe", "pipe.bin", 1])
+def test_an_index_may_only_name_safetensors_files_of_its_folder(sharded, shard):
+    """Other files of the folder may be pipes, which would keep the start waiting."""
     index = json.loads((sharded / INDEX).read_text())
-    index["weight_map"][Q_PROJ] = "../elsewhere.safetensors"
+    index["weight_map"][Q_PROJ] = shard
     (sharded / INDEX).write_text(json.dumps(index))
-    assert "'../elsewhere.safetensors'" in refusal(sharded)
+    assert f"must name a .safetensors file of the folder, not {shard!r}" in refusal(sharded)
 
 
 def test_an_index_without_a_map_is_refused(sharded):

@@ -5,6 +5,7 @@ from typing import Any
 
 from streamserve.api.http.memory import Charge
 from streamserve.api.openai.call_arguments import charged_arguments
+from streamserve.api.openai.open_calls import OpenCalls
 from streamserve.protocol.errors import RequestError
 
 _FIELDS = {
@@ -39,15 +40,19 @@ def checked_messages(messages: Sequence[dict[str, Any]], charge: Charge) -> list
 def _with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return `messages` with ids of the tools' messages that have none: the ids of the calls before them that
     have no result yet, in order."""
-    without_result: list[str] = []
+    calls = OpenCalls()
     complete = []
     for message in messages:
         if message["role"] == "assistant":
-            without_result = [call["id"] for call in message.get("tool_calls", ()) if "id" in call]
+            calls = OpenCalls()
+            for call in message.get("tool_calls", ()):
+                if "id" in call:
+                    calls.add(call["id"], call["function"]["name"])
         elif message["role"] == "tool":
-            if "tool_call_id" not in message and without_result:
-                message = {**message, "tool_call_id": without_result[0]}
-            without_result = [name for name in without_result if name != message.get("tool_call_id")]
+            answered = message.get("tool_call_id") or calls.first()
+            if answered is not None:
+                message = {**message, "tool_call_id": answered}
+                calls.close(answered)
         complete.append(message)
     return complete
 

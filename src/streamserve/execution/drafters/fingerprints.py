@@ -28,7 +28,7 @@ def fingerprints(folder: Path, vocab_size: int) -> tuple[str, str]:
         model = dict(content["model"])
         vocabulary = [vocab_size, model.pop("vocab"), content.get("added_tokens")]
         tokenization = [model, content.get("normalizer"), content.get("pre_tokenizer")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     return _digest(tokenization), _digest(vocabulary)
 

@@ -18,7 +18,8 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.tensor_header import read_tensor_header
 
 INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+SUFFIX = ".safetensors"
+SINGLE = f"model{SUFFIX}"
 BASE = "model."
 """Prefix of the base model's tensors in checkpoints that also have an output head."""
 
@@ -242,8 +243,8 @@ def _open_shards(folder: Path) -> dict[str, tuple[Path, Any]]:
     opened: dict[str, Any] = {}
     files = {}
     for name, shard in weight_map.values.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            weight_map.refuse(name, f"must name a file of the folder, not {shard!r}")
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(SUFFIX):
+            weight_map.refuse(name, f"must name a {SUFFIX} file of the folder, not {shard!r:.80}")
         if shard not in opened:
             opened[shard] = _open(folder / shard)
         if name not in opened[shard].keys():  # noqa: SIM118 (not a dict)

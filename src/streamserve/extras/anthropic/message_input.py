@@ -113,6 +113,9 @@ def _messages(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields
         blocks = _blocks(message.get("content"), f"{where}.content", _ROLES[role], ignored)
         for converted in _converted(role, blocks, f"{where}.content", ignored):
             _append(chat, converted)
+    for message in chat:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
     return chat
 
 
@@ -163,7 +166,7 @@ def _note_others(entry: dict[str, Any], known: set[str], inside: str, ignored: I
 def _converted(
     role: str, blocks: list[dict[str, Any]], where: str, ignored: IgnoredFields
 ) -> list[dict[str, Any]]:
-    """Convert one message. Each tool result becomes a separate message."""
+    """Convert one message. Each tool result becomes a separate message. The reasoning is a list of texts."""
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] = {"role": role}
     for index, block in enumerate(blocks):
@@ -173,7 +176,7 @@ def _converted(
         elif block["type"] == "tool_use":
             turn.setdefault("tool_calls", []).append(_call(block, at))
         elif block["type"] == "thinking":
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(block, "thinking", at)
+            turn.setdefault("reasoning_content", []).append(_text(block, "thinking", at))
         elif text := _text(block, "text", at):
             turn.setdefault("content", []).append({"type": "text", "text": text})
     if len(turn) > 1 or not messages:
@@ -202,19 +205,19 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
 def _append(chat: list[dict[str, Any]], message: dict[str, Any]) -> None:
     """Append a message, or extend the last one if it has the same role, user or assistant.
 
-    A newline separates their texts.
+    A newline separates their texts. Its lists grow in place: a conversation may have tens of thousands of
+    messages with the same role.
     """
     last = chat[-1] if chat else None
     if last is None or last["role"] != message["role"] or message["role"] not in ("user", "assistant"):
         chat.append(message)
         return
     if last.get("content") and message.get("content"):
-        last["content"] = [*last["content"], {"type": "text", "text": "\n"}]
-    for name in ("content", "tool_calls"):
+        last["content"].append({"type": "text", "text": "\n"})
+    for name in ("content", "tool_calls", "reasoning_content"):
         if message.get(name):
-            last[name] = [*(last.get(name) or []), *message[name]]
-    if "reasoning_content" in message:
-        last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
+            last[name] = last.get(name) or []
+            last[name] += message[name]
 
 
 def _tools(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) -> dict[str, Any]:

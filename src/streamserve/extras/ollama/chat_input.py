@@ -1,11 +1,11 @@
 """Convert a request of /api/chat or /api/generate to the equivalent chat request."""
 
 import re
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from streamserve.api.http.body import checked
 from streamserve.api.http.ignored_fields import IgnoredFields
+from streamserve.api.openai.open_calls import OpenCalls
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.thinking import checked_effort
 from streamserve.extras.ollama.other_fields import OPTION_NAMES, OTHER_OPTIONS
@@ -107,26 +107,21 @@ def _messages(messages: list[dict[str, Any]], ignored: IgnoredFields) -> list[di
     """Convert the turns. Ollama's calls and results may have no ids: results then belong to calls in their
     order."""
     chat: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []
+    calls = OpenCalls()
     ids = (f"call{number:05d}" for number in range(10**5))
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         converted = _message(message, where, ignored)
         for call in converted.get("tool_calls", ()):
             call.setdefault("id", next(ids))
-            open_calls.append((call["id"], call["function"]["name"]))
-        if converted["role"] == "tool" and not converted.get("tool_call_id"):
-            converted["tool_call_id"] = _answered(open_calls, converted.get("name"), ids)
-        open_calls = [call for call in open_calls if call[0] != converted.get("tool_call_id")]
+            calls.add(call["id"], call["function"]["name"])
+        if converted["role"] == "tool" and "tool_call_id" not in converted:
+            # A result without an id answers the first open call of its function, or the first open call.
+            converted["tool_call_id"] = calls.first(converted.get("name")) or calls.first() or next(ids)
+        if "tool_call_id" in converted:
+            calls.close(converted["tool_call_id"])
         chat.append(converted)
     return chat
-
-
-def _answered(open_calls: list[tuple[str, str]], name: str | None, ids: Iterator[str]) -> str:
-    """Return the id of the call that a result without an id answers: the first open call of the function
-    `name`, or the first open call; a new id if no call is open."""
-    named = [call for call, function in open_calls if function == name]
-    return next(iter([*named, *(call for call, _ in open_calls)]), None) or next(ids)
 
 
 def _message(message: dict[str, Any], where: str, ignored: IgnoredFields) -> dict[str, Any]:
@@ -146,6 +141,8 @@ def _message(message: dict[str, Any], where: str, ignored: IgnoredFields) -> dic
         ("tool_name", "name"),
         ("tool_call_id", "tool_call_id"),
     ):
+        if not isinstance(message.get(name), str | None):
+            _refuse(f"{where}.{name} must be a string")
         if message.get(name):
             converted[field] = message[name]
     if message.get("tool_calls"):
@@ -163,6 +160,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         _refuse(f"{where} must have a function with a name")
+    if not isinstance(call.get("id"), str | None):
+        _refuse(f"{where}.id must be a string")
     named = {"name": function["name"], "arguments": function.get("arguments") or {}}
     return {**({"id": call["id"]} if call.get("id") else {}), "type": "function", "function": named}
 

@@ -114,6 +114,9 @@ def _messages(
             ignored.add(f"input[{item['type']}]")
         else:
             _add_item(chat, item, f"input[{index}]")
+    for message in chat:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
     if not chat:
         raise RequestError("input must hold an item that is not left out", field="input")
     return chat
@@ -121,7 +124,7 @@ def _messages(
 
 def _add_item(chat: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
     """Add an item as a message, or to the last message if both are parts of one reply: reasoning begins a
-    reply, then come text and calls."""
+    reply, then come text and calls. The reasoning of a message is a list of texts."""
     kind = _checked_kind(item, where)
     if kind.endswith("_output"):
         output = _content(item.get("output"), f"{where}.output")
@@ -136,7 +139,7 @@ def _add_item(chat: list[dict[str, Any]], item: dict[str, Any], where: str) -> N
         if reasoning and (last is None or last.keys() - {"role", "reasoning_content"}):
             chat.append({"role": "assistant"})
         if reasoning:
-            chat[-1]["reasoning_content"] = chat[-1].get("reasoning_content", "") + reasoning
+            chat[-1].setdefault("reasoning_content", []).append(reasoning)
     elif kind.endswith("_call"):
         if last is None:
             chat.append({"role": "assistant"})
@@ -145,15 +148,19 @@ def _add_item(chat: list[dict[str, Any]], item: dict[str, Any], where: str) -> N
         content = _content(item.get("content"), f"{where}.content")
         if last is None or ("content" in last and "tool_calls" not in last):
             chat.append({"role": "assistant"})
-        chat[-1]["content"] = _joined(chat[-1].get("content", ""), content)
+        _add_content(chat[-1], content)
 
 
-def _joined(before: str | list[Any], after: str | list[Any]) -> str | list[Any]:
-    """Return the content of one message from the texts of a reply before and after a call."""
-    if not (before and after):
-        return before or after
-    parts = [[{"type": "text", "text": part}] if isinstance(part, str) else part for part in (before, after)]
-    return [*parts[0], *parts[1]]
+def _add_content(message: dict[str, Any], content: str | list[dict[str, str]]) -> None:
+    """Add the text of a reply after a call to the text before it. The list of parts grows in place: a reply
+    may have tens of thousands of texts."""
+    before = message.get("content", "")
+    if not (before and content):
+        message["content"] = before or content
+        return
+    if isinstance(before, str):
+        before = message["content"] = [{"type": "text", "text": before}]
+    before += [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def input_items(body: ResponseRequest) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """GGUF files give exactly the weights that the package `gguf` reads from them, or are refused by name."""
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -411,6 +412,8 @@ def test_a_split_model_is_the_same_model(shared_checkpoint: Shared, tmp_path: Pa
     assert refusal(others[0]).endswith(f"give the first file, {first.name}")
     others[-1].unlink()
     assert f"{others[-1].name}: cannot be read: No such file" in refusal(first)
+    os.mkfifo(others[-1])
+    assert f"{others[-1].name} is not a file, but a pipe" in refusal(first)
 
 
 def test_a_folder_may_hold_one_model(shared_checkpoint: Shared, tmp_path: Path) -> None:
