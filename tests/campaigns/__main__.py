@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +24,7 @@ def main() -> int:
         "--minutes", type=float, default=10.0, help="duration of the run in minutes (default: 10)"
     )
     parser.add_argument("--seed", type=int, help="first seed; by default the first that has not been run")
+    parser.add_argument("--results", type=Path, help="write the counts of this run to this file")
     parser.add_argument("--only-seed", type=int, help="replay this seed; nothing is recorded")
     given = parser.parse_args()
     if given.family is None:
@@ -42,6 +44,9 @@ def main() -> int:
     )
     if done.figures:
         print(json.dumps(done.figures))
+    if given.results:
+        given.results.parent.mkdir(parents=True, exist_ok=True)
+        given.results.write_text(json.dumps({"trials": len(done.done), "refused": refused}) + "\n")
     return 1 if done.failures else 0
 
 
