@@ -68,6 +68,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "clients": ("tests/compat", "tests/extras/bench", "tests/benchmarks", "tests/embedded"),
 }
 """Test files by part; the others are the part "rest"."""
+NAMED_IN_README = ("README.md", "Makefile", "mkdocs.yml", "src", "docs", "examples", "scripts")
+"""Files and folders that the README's commands use."""
 PAGES = "tests/docs"
 """In no part: pages have figures of the very results that a verification rewrites. `make test` checks
 them."""
@@ -104,7 +106,7 @@ def parts(arguments: list[str]) -> dict[str, Part]:
     result["api-on-pairs"] = _tests(FOLDER / "on-pairs.json", flags, ON_PAIRS, arguments, on_pairs)
     report, script = FOLDER / "readme.json", "scripts/readme.py"
     command = (sys.executable, script, "--report", str(report))
-    result["readme"] = Part(command, report=report, roots=(script, "README.md", "Makefile", "src"))
+    result["readme"] = Part(command, report=report, roots=(script, *NAMED_IN_README))
     report = FOLDER / "lowest.json"
     command = (sys.executable, "-m", "tests.lowest", "--results", str(report), "--", *arguments)
     result["lowest"] = Part(command, report=report, roots=("tests/lowest.py", *lowest.CORE))
