@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.campaigns.drive import attempt, run
+from tests.campaigns.drive import FilesEdited, attempt, run
 from tests.campaigns.families import FAMILIES, open_campaign
 from tests.campaigns.ledger import read
 from tests.campaigns.outcome import Outcome
@@ -33,7 +33,11 @@ def main() -> int:
     if given.only_seed is not None:
         return _replay(given.family, given.only_seed)
     progress = Progress(given.minutes * 60)
-    done = run(given.family, given.minutes * 60, seed=given.seed, show=progress.show)
+    try:
+        done = run(given.family, given.minutes * 60, seed=given.seed, show=progress.show)
+    except FilesEdited as edited:
+        print(f"\n{edited}", file=sys.stderr)
+        return 1
     print(file=sys.stderr)
     for seed, outcome in done.failures:
         print(f"seed {seed}: {outcome.kind}: {outcome.detail.strip()[-2000:]}")
