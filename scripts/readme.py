@@ -1,4 +1,5 @@
-"""Run the README's commands as typed, in order, in a fresh clone, and check what each prints or serves.
+"""Run the README's commands as typed, in order, in a fresh clone with the files as they are now, and check
+what each prints or serves.
 
     python scripts/readme.py [--tests]      needs the ports 8000, 9000 and 7700, and pip's registry
 
@@ -44,6 +45,7 @@ ASKS = re.compile(r"curl |python examples/folder_stream")
 LOOSE = re.compile(r"curl |python examples/folder_stream|streamserve (?:serve|draft)|make serve")
 WITHOUT_COMPILER = re.compile(r"pip install torch dist/|streamserve doctor")
 READY = re.compile(r"ready +in .* at (\S+)\n")
+NEW_FILES = ("ls-files", "-z", "--others", "--exclude-standard")
 MINUTES = 20
 PORTS = (8000, 9000, 7700)
 
@@ -260,6 +262,20 @@ def free(port: int) -> None:
             raise Wrong(f"port {port} is in use")
 
 
+def clone_of(root: Path, clone: Path) -> None:
+    """Clone a repository, with its files as they are now: changed ones and new ones included."""
+    subprocess.run(["git", "clone", "--quiet", root, clone], check=True)
+    if changes := _git(root, "diff", "--binary", "HEAD"):
+        subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=clone, input=changes, check=True)
+    for name in map(os.fsdecode, filter(None, _git(root, *NEW_FILES).split(b"\0"))):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, clone / name)
+
+
+def _git(root: Path, *arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=True).stdout
+
+
 @contextmanager
 def prepared(clone: Path) -> Iterator[Reader]:
     """Clone the repository, add what the README names, and serve a hub with it."""
@@ -268,7 +284,7 @@ def prepared(clone: Path) -> Iterator[Reader]:
     from tests.ggufs import write_gguf
     from tests.hub.server import FakeHub, Repository, folder_content, serving
 
-    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    clone_of(ROOT, clone)
     if (ROOT / "build" / "kernels").exists():  # of `make wheel`: minutes of compilation
         shutil.copytree(ROOT / "build" / "kernels", clone / "build" / "kernels", symlinks=True)
     models = [make_checkpoint(clone / name) for name in ("MODEL", "SMALL_MODEL", "models/my-llama")]

@@ -17,6 +17,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
 from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.text.output import ChoiceDelta, Usage
+from tests.reports import newer_reports
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
 
@@ -111,13 +112,13 @@ def asked_once(checkpoint: Path) -> OneWorkers:
 
 
 async def wait_until_idle(llm: AsyncLLM) -> None:
-    """Wait until no request, block or transfer reservation is left."""
-    state = fleet(llm)
+    """Wait until no request, block or transfer reservation is left, by reports from after all requests."""
+    state, reported = fleet(llm), newer_reports(llm)
     assert not state.requests
 
     def idle() -> bool:
         reports = [worker.report for worker in state.workers.values()]
         occupied = any(report is None or report.blocks_live for report in reports)
-        return not occupied and not len(state.transfers.reservations)
+        return reported() and not occupied and not len(state.transfers.reservations)
 
     await until(idle)

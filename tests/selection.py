@@ -252,7 +252,14 @@ class _Session:
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.plan.left_out:
             session.exitstatus = exitstatus = pytest.ExitCode.OK  # nothing can be affected
         ended = self._whole and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        save(STATE, updated(self._state, self._recorder, self._contents, self._files if ended else None))
+        contents = self._contents | dict.fromkeys(self._changed_meanwhile(), "")
+        save(STATE, updated(self._state, self._recorder, contents, self._files if ended else None))
+
+    def _changed_meanwhile(self) -> list[str]:
+        """Return the test files of which a file that they depend on was edited while tests ran."""
+        now = {name: source.digest for name, source in read().files.items()}
+        edited = {name for name, _ in now.items() ^ self._files.items()}
+        return [name for name in self._contents if edited and edited & set(self._tree.closure([name]))]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._whole:

@@ -269,6 +269,32 @@ def test_only_what_is_imported_late_may_differ() -> None:
     assert forks.surroundings(environment) != forks.surroundings({**environment, "OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "prctl(39, 0, 0, 0, 0) and sys.exit(1); prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS",
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))",
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
+        "unshare(0x10000000) and sys.exit(1)  # CLONE_NEWUSER",
+    ],
+)
+def test_what_a_process_gives_up_its_forked_workers_must_not_have(change: str) -> None:
+    code = f"""
+import ctypes, resource, signal, sys
+from streamserve.system.forks import surroundings
+prctl, unshare = ctypes.CDLL(None).prctl, ctypes.CDLL(None).unshare
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+before = surroundings({{}})
+assert surroundings({{}}) == before
+{change}
+assert surroundings({{}}) != before
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode == 1 and not done.stderr:
+        pytest.skip("this is so already here, or not permitted")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_fork_server_that_is_stopped_costs_a_status_and_not_the_worker(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

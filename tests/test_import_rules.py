@@ -12,8 +12,9 @@ import pytest
 
 from tests.sources import parse
 
-TESTS = Path(__file__).parent
-SOURCE = TESTS.parent / "src" / "streamserve"
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+SOURCE = ROOT / "src" / "streamserve"
 
 ALLOWED: dict[str, set[str]] = {
     "protocol": set(),

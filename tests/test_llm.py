@@ -23,6 +23,7 @@ from streamserve.settings.options import SettingsError
 from streamserve.settings.sampling import recommended_sampling
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
+from tests.reports import newer_reports
 
 ROOT = Path(__file__).parents[1]
 
@@ -248,7 +249,8 @@ def test_leaving_the_loop_of_a_stream_cancels_it(llm: LLM) -> None:
     for _ in llm.stream("hello", SamplingParams(max_tokens=8000, ignore_eos=True)):
         break
     until(lambda: not llm._llm._runtime._clients)
-    until(lambda: generated(llm) > before and idle(llm))
+    reported = newer_reports(llm._llm)
+    until(lambda: reported() and generated(llm) > before and idle(llm))
     assert generated(llm) - before < 7000
 
 

@@ -30,6 +30,7 @@ from tests.adapters import merge, write_adapter
 from tests.api.serving import Served, served, until
 from tests.checkpoints import make_checkpoint
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Task, run_alone
+from tests.pairs import wait_until_idle
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 GREEDY = {"temperature": 0.0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
@@ -225,7 +226,7 @@ async def test_stream_pairs_send_the_kv_of_adapters(
         for _ in range(2):
             texts = await asyncio.gather(*(answer(number, names[number % 3]) for number in range(9)))
             assert texts == [expected[number % 3] for number in range(9)]
-        await asyncio.sleep(1.2)
+        await wait_until_idle(llm)
         report = llm.report()
         assert report is not None
         assert report.transfer is not None

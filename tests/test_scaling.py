@@ -66,11 +66,11 @@ async def test_a_pair_is_added_and_the_first_one_removed(checkpoint: Path, scale
         assert await asked == expected
         await until(lambda: set(fleet(llm).workers) == {"prefill-1", "decode-1"})
         assert await answers(llm, requests) == expected
+        await wait_until_idle(llm)
         report = llm.report()
         assert report
         assert report.transfer
         assert report.transfer.handed_over > 0
-        await wait_until_idle(llm)
 
 
 def test_a_bound_below_the_start_is_refused(checkpoint: Path) -> None:

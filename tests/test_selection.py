@@ -148,6 +148,19 @@ def test_failed_files_run_until_they_pass(repository: Repository) -> None:
     assert repository.run()[0] == []
 
 
+def test_a_file_that_is_edited_while_its_tests_run_has_not_passed(repository: Repository) -> None:
+    edited = str(repository.folder / "src" / "streamserve" / "a.py")
+    repository.write(
+        "tests/test_b.py",
+        "import pathlib\nfrom streamserve.b import VALUE\n"
+        f"def test_edit(): pathlib.Path({edited!r}).write_text('VALUE = VALUE_ = 1')\n",
+    )
+    assert sorted(repository.run()[0]) == ["a", "b"]
+    repository.write("src/streamserve/a.py", "VALUE = 1\n")
+    ran, output = repository.run()
+    assert "a" in ran, output
+
+
 def test_both_processes_run_everything_in_a_fresh_clone(repository: Repository) -> None:
     ran, output = repository.run("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
     assert sorted(ran) == ["a", "b"], output

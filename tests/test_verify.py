@@ -2,6 +2,7 @@
 complete run is recorded at one commit or not at all."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.campaigns.families import FAMILIES
 from tests.campaigns.ledger import REPOSITORY, machine
 from tests.dependencies import Tree, read
 from tests.dependencies.tree import RESULTS, is_in
-from tests.verify import LIMIT_MINUTES, Part, Verification, groups, parts
+from tests.verify import LIMIT_MINUTES, Part, Verification, groups, parts, restrictions
 
 
 def test_every_test_file_is_in_exactly_one_part() -> None:
@@ -70,6 +71,8 @@ class Repository:
     changed: list[str] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    restrictions: list[str] = field(default_factory=list)
+    result: dict[str, int] = field(default_factory=lambda: {"passed": 3})
     while_running: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -92,6 +95,7 @@ class Repository:
             self._tree,
             lambda: self.changed,
             self.lines.append,
+            self.restrictions,
         ).verify(selected, fresh)
 
     @property
@@ -108,7 +112,7 @@ class Repository:
         if status is None:
             raise KeyboardInterrupt
         self.while_running()
-        return {"exit_status": status, "seconds": 60.0, "passed": 3}
+        return {"exit_status": status, "seconds": 60.0, **self.result}
 
 
 @pytest.fixture
@@ -160,6 +164,54 @@ def test_a_part_counts_on_its_machine_only(repository: Repository, monkeypatch: 
     monkeypatch.setattr(verify, "machine", lambda: "another, 2 cores")
     assert repository.verify()
     assert repository.ran == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("result", [{"passed": 0, "skipped": 3}, {"trials": 0}, {}])
+def test_a_part_that_ran_nothing_does_not_count(repository: Repository, result: dict[str, int]) -> None:
+    repository.result = result
+    assert not repository.verify()
+    assert not repository.complete.exists()
+    assert "FAILED" in repository.lines[-1]
+    repository.result = {"trials": 1, "refused": 1}
+    assert repository.verify()
+
+
+def test_a_restricted_run_counts_for_itself_alone(repository: Repository) -> None:
+    repository.restrictions = ["-k", "swap"]
+    assert repository.verify()
+    assert repository.lines[-1] == "all parts passed, not recorded: run with -k swap"
+    assert repository.verify()
+    assert repository.ran == []
+    repository.restrictions = []
+    assert repository.verify("a")
+    assert repository.ran == ["a"]
+    assert not repository.complete.exists()
+
+
+def test_arguments_and_variables_restrict_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("STREAMSERVE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    assert restrictions([]) == []
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-x")
+    monkeypatch.setenv("STREAMSERVE_KERNEL_PATH", "avx2")
+    assert restrictions(["--seed=3"]) == ["--seed=3", "PYTEST_ADDOPTS=-x", "STREAMSERVE_KERNEL_PATH=avx2"]
+
+
+def test_parts_of_other_packages_do_not_count(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert repository.verify()
+    monkeypatch.setattr(verify, "environment", lambda: "other packages")
+    assert repository.verify()
+    assert repository.ran == ["a", "b", "c"]
+
+
+def test_files_of_no_commit_are_not_recorded(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "git", lambda *arguments: "")
+    assert repository.verify()
+    assert not repository.complete.exists()
 
 
 def test_a_complete_run_is_recorded_at_a_commit_only(repository: Repository) -> None:

@@ -4,9 +4,10 @@
     python -m tests.verify --fresh         run everything again
     python -m tests.verify --part engine   run these parts only; may be given several times
 
-A part counts while nothing that it depends on changes, by content, and on this machine. Its result is in
-build/verify/ as soon as it is known, so an interruption costs one part. When all parts count and their files
-are those of the checked-out commit, tests/results/verify.json is written, and the pages that show it.
+A part counts while nothing that it depends on changes: files, by content, this machine, its packages, and
+arguments and variables that change tests. Its result is in build/verify/ as soon as it is known, so an
+interruption costs one part. When all parts count, without such arguments and variables, and their files are
+those of the checked-out commit, tests/results/verify.json is written, and the pages that show it.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from tests import lowest
 from tests.campaigns.families import FAMILIES
 from tests.campaigns.ledger import REPOSITORY, git, machine
 from tests.dependencies import Tree, read
+from tests.dependencies.tree import digest_of
+from tests.selection import environment
 
 FOLDER = REPOSITORY / "build" / "verify"
 RESULTS = REPOSITORY / "tests" / "results" / "verify.json"
@@ -65,16 +68,21 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "clients": ("tests/compat", "tests/extras/bench", "tests/benchmarks", "tests/embedded"),
 }
 """Test files by part; the others are the part "rest"."""
+NAMED_IN_README = ("README.md", "Makefile", "mkdocs.yml", "src", "docs", "examples", "scripts")
+"""Files and folders that the README's commands use."""
 PAGES = "tests/docs"
 """In no part: pages have figures of the very results that a verification rewrites. `make test` checks
 them."""
 ON_PAIRS = (*GROUPS["api"], "tests/test_llm.py", "tests/test_client.py")
 COUNTS = ("passed", "failed", "error", "skipped")
+OF_TRIALS = ("trials", "refused")
+NOT_COMMITTED = ("dist", "build", ".venv")
+"""Made from the files of a commit."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command and the file with its figures; None for a campaign, which writes its own.
+    """A command and the file with its counts.
 
     `roots`: the files and folders that it runs. Its result holds while nothing that these depend on changes.
     """
@@ -98,13 +106,15 @@ def parts(arguments: list[str]) -> dict[str, Part]:
     result["api-on-pairs"] = _tests(FOLDER / "on-pairs.json", flags, ON_PAIRS, arguments, on_pairs)
     report, script = FOLDER / "readme.json", "scripts/readme.py"
     command = (sys.executable, script, "--report", str(report))
-    result["readme"] = Part(command, report=report, roots=(script, "README.md", "Makefile", "src"))
+    result["readme"] = Part(command, report=report, roots=(script, *NAMED_IN_README))
     report = FOLDER / "lowest.json"
     command = (sys.executable, "-m", "tests.lowest", "--results", str(report), "--", *arguments)
     result["lowest"] = Part(command, report=report, roots=("tests/lowest.py", *lowest.CORE))
     for name, family in FAMILIES.items():
-        command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
-        result[f"campaign-{name}"] = Part(command, roots=(family.file,))
+        report, minutes = FOLDER / f"campaign-{name}.json", str(family.slice_minutes)
+        command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", minutes)
+        command = (*command, "--results", str(report))
+        result[f"campaign-{name}"] = Part(command, report=report, roots=(family.file,))
     return result
 
 
@@ -142,8 +152,14 @@ def run(part: Part) -> dict[str, Any]:
     return {
         "exit_status": status,
         "seconds": round(time.monotonic() - began, 1),
-        **{name: report[name] for name in ("seed", *COUNTS, "figures") if name in report},
+        **{name: report[name] for name in ("seed", *COUNTS, *OF_TRIALS, "figures") if name in report},
     }
+
+
+def restrictions(arguments: list[str]) -> list[str]:
+    """Return what makes a run another one than that of `make verify`: arguments for pytest, and variables."""
+    names = (name for name in os.environ if name.startswith("STREAMSERVE_") or name == "PYTEST_ADDOPTS")
+    return [*arguments, *(f"{name}={os.environ[name]}" for name in sorted(names))]
 
 
 @dataclass
@@ -151,7 +167,7 @@ class Verification:
     """Runs parts, and stores their results: those so far in `working`, a complete run in `complete`.
 
     `run` runs a part, `tree` reads the files, `changed` returns those that differ from the commit: tests
-    replace them.
+    replace them. With `restrictions`, parts count for themselves alone, and no run is complete.
     """
 
     parts: dict[str, Part]
@@ -161,18 +177,20 @@ class Verification:
     tree: Callable[[], Tree] = read
     changed: Callable[[], Collection[str]] = lambda: changed_files()
     show: Callable[[str], None] = print
+    restrictions: Collection[str] = ()
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         stored = json.loads(self.working.read_text()) if self.working.exists() else {}
         self.results = {name: result for name, result in stored.items() if name in self.parts}
+        self.conditions = digest_of(f"{part}\n" for part in (environment(), *self.restrictions))
 
     def counts(self, name: str, content: str) -> bool:
         """Return whether a part need not run again: it passed here, and nothing it depends on changed."""
         result = self.results.get(name, {})
-        return bool(
-            result.get("exit_status") == 0 and result["content"] == content and result["machine"] == machine()
-        )
+        here = (content, machine(), self.conditions)
+        depends = tuple(result.get(key) for key in ("content", "machine", "conditions"))
+        return passed(result) and depends == here
 
     def verify(self, selected: Collection[str], fresh: bool = False) -> bool:
         """Run the selected parts that do not count; returns whether all of them do now. Ctrl-C ends it."""
@@ -194,9 +212,11 @@ class Verification:
                 "commit": git("rev-parse", "HEAD"),
                 "date": time.strftime("%Y-%m-%d", time.gmtime()),
                 "machine": machine(),
+                "conditions": self.conditions,
                 **result,
             }
             _write(self.working, self.results)
+        contents = self._contents()
         self.show(self.table(selected, contents))
         if all(self.counts(name, content) for name, content in contents.items()):
             self._record()
@@ -212,7 +232,7 @@ class Verification:
                 lines.append(f"{name:28}not run")
                 continue
             seconds += result["seconds"]
-            state = "passed" if result["exit_status"] == 0 else "FAILED"
+            state = "passed" if passed(result) else "FAILED"
             state += "" if result["content"] == contents[name] else " *"
             counts = "".join(f"{result.get(count, ''):>9}" for count in COUNTS)
             lines.append(f"{name:28}{state:12}{result['seconds'] / 60:8.1f}{counts}")
@@ -226,12 +246,15 @@ class Verification:
 
     def _record(self) -> None:
         """Write the complete run, unless its files are of no commit, or it is recorded already."""
+        if self.restrictions:
+            self.show(f"all parts passed, not recorded: run with {' '.join(self.restrictions)}")
+            return
         roots = [root for part in self.parts.values() for root in part.roots]
-        differing = sorted(set(self.changed()) & set(self.tree().closure(roots)))
-        if differing:
+        commit, differing = git("rev-parse", "HEAD"), set(self.changed()) & set(self.tree().closure(roots))
+        if differing or not commit:
             self.show(
                 f"all parts passed. Commit and run this again to record it: {len(differing)} files differ "
-                f"from the commit: {', '.join(differing[:5])}"
+                f"from the commit: {', '.join(sorted(differing)[:5])}"
             )
             return
         recorded = json.loads(self.complete.read_text()) if self.complete.exists() else {}
@@ -239,7 +262,7 @@ class Verification:
             self.show(f"all parts passed, as recorded at commit {recorded['commit'][:12]}")
             return
         report = {
-            "commit": git("rev-parse", "HEAD"),
+            "commit": commit,
             "date": max(result["date"] for result in self.results.values()),
             "machine": machine(),
             "seconds": round(sum(result["seconds"] for result in self.results.values()), 1),
@@ -247,20 +270,29 @@ class Verification:
             "parts": self.results,
         }
         _write(self.complete, report)
-        self.show(f"verified at commit {report['commit'][:12]}: {self.complete.name} is written")
+        self.show(f"verified at commit {commit[:12]}: {self.complete.name} is written")
         if self.complete == RESULTS:
             render_pages()
 
 
 def changed_files() -> list[str]:
-    """Return the files that differ from the checked-out commit, those that it does not have included."""
-    tracked = git("diff", "--name-only", "HEAD")
-    return [*tracked.splitlines(), *git("ls-files", "--others", "--exclude-standard").splitlines()]
+    """Return the files that differ from the checked-out commit, or that it does not have, ignored or not."""
+    tracked = git("diff", "--name-only", "-z", "HEAD")
+    others = git("ls-files", "--others", "-z", "--", *(f":!{folder}" for folder in NOT_COMMITTED))
+    return [name for name in f"{tracked}\0{others}".split("\0") if name]
+
+
+def passed(result: Mapping[str, Any]) -> bool:
+    """Return whether a part ran something, and nothing failed."""
+    return result.get("exit_status") == 0 and result.get("passed", 0) + result.get("trials", 0) > 0
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
+    """Replace the file at once, so that an interruption leaves the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def main() -> int:
@@ -277,7 +309,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(all_parts)}")
     selected = [name for name in all_parts if not arguments.part or name in arguments.part]
-    return 0 if Verification(all_parts).verify(selected, arguments.fresh) else 1
+    verification = Verification(all_parts, restrictions=restrictions(arguments.arguments))
+    return 0 if verification.verify(selected, arguments.fresh) else 1
 
 
 if __name__ == "__main__":

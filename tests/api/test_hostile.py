@@ -69,9 +69,9 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": [' + "
 )
 def test_what_is_too_much_is_refused_by_name(hello: Served, route: str, body: Any, message: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    start = time.monotonic()
+    start = time.process_time()  # of the server too, which is a thread
     reply = hello.http.post(route, content=content)
-    assert time.monotonic() - start < 10  # some took minutes
+    assert time.process_time() - start < 10  # some took minutes
     assert reply.status_code == 400, reply.text[:200]
     assert message in reply.json()["error"]["message"]
     until(lambda: hello.metric("memory_held_bytes") == 0)
@@ -88,10 +88,10 @@ def test_what_is_too_much_is_refused_by_name(hello: Served, route: str, body: An
 )
 def test_grammars_at_the_limit_are_converted_in_one_pass(hello: Served, grammar: str) -> None:
     """Blank lines and comments were quadratic: 26 s for eight times as much as is accepted now."""
-    start = time.monotonic()
+    start = time.process_time()  # of the server too, which is a thread
     reply = hello.post(COMPLETIONS, prompt="a", guided_grammar=grammar)
     assert reply.status_code == 200, reply.text
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_many_named_edits_are_found_quickly() -> None:
@@ -101,9 +101,9 @@ def test_many_named_edits_are_found_quickly() -> None:
         context, _ = context.edited([ChunkOperation(op="append", text="")] * MAX_OPERATIONS)
     names = [f"chunk-{MAX_CHUNKS - number}" for number in range(MAX_OPERATIONS)]
     operations = [ChunkOperation(op="replace", chunk=name, text="é") for name in names]
-    start = time.monotonic()
+    start = time.process_time()
     changed, touched = context.edited(operations)
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
     assert touched == names
     assert [chunk.text for chunk in changed.chunks] == [""] * (MAX_CHUNKS - 1024) + ["é"] * 1024
 

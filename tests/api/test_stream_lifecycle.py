@@ -21,6 +21,7 @@ from tests.api.serving import ON_PAIRS, ScriptedGenerator, Served, scripted, ser
 from tests.api.words import WORDS
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
+from tests.reports import newer_reports
 
 TTL = 3.0
 MAX_STREAMS = 96
@@ -137,7 +138,8 @@ def test_texts_equal_those_of_complete_prompts(
             await asyncio.gather(*(one(http, rng.randrange(2**31), limit) for _ in range(count)))
 
     asyncio.run(main())
-    until(lambda: small.llm.report().preemptions > preempted, seconds=20)
+    reported = newer_reports(small.llm)
+    until(lambda: reported() and small.llm.report().preemptions > preempted, seconds=20)
     transfer = small.llm.report().transfer
     assert (transfer is not None and transfer.handed_over > 0) == (where == "pair" or ON_PAIRS)
     record(scripts=count, preempted=small.llm.report().preemptions - preempted)

@@ -233,11 +233,11 @@ def test_what_failed_may_be_tried_again_with_its_key(server: Served) -> None:
     ],
 )
 def test_streams_that_cannot_be(server: Served, fields: dict[str, Any], param: str) -> None:
-    open_before = server.metric("streams")
+    open_before = server.metric("streams")  # those of earlier tests may end meanwhile
     reply = server.post("/v1/streams", **fields)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == param
-    assert server.metric("streams") == open_before
+    assert server.metric("streams") <= open_before
 
 
 def test_edits_that_cannot_be_change_nothing(server: Served) -> None:

@@ -4,10 +4,11 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 
-from tests.campaigns.drive import attempt, run
+from tests.campaigns.drive import FilesEdited, attempt, run
 from tests.campaigns.families import FAMILIES, open_campaign
 from tests.campaigns.ledger import read
 from tests.campaigns.outcome import Outcome
@@ -23,6 +24,7 @@ def main() -> int:
         "--minutes", type=float, default=10.0, help="duration of the run in minutes (default: 10)"
     )
     parser.add_argument("--seed", type=int, help="first seed; by default the first that has not been run")
+    parser.add_argument("--results", type=Path, help="write the counts of this run to this file")
     parser.add_argument("--only-seed", type=int, help="replay this seed; nothing is recorded")
     given = parser.parse_args()
     if given.family is None:
@@ -31,7 +33,11 @@ def main() -> int:
     if given.only_seed is not None:
         return _replay(given.family, given.only_seed)
     progress = Progress(given.minutes * 60)
-    done = run(given.family, given.minutes * 60, seed=given.seed, show=progress.show)
+    try:
+        done = run(given.family, given.minutes * 60, seed=given.seed, show=progress.show)
+    except FilesEdited as edited:
+        print(f"\n{edited}", file=sys.stderr)
+        return 1
     print(file=sys.stderr)
     for seed, outcome in done.failures:
         print(f"seed {seed}: {outcome.kind}: {outcome.detail.strip()[-2000:]}")
@@ -42,6 +48,9 @@ def main() -> int:
     )
     if done.figures:
         print(json.dumps(done.figures))
+    if given.results:
+        given.results.parent.mkdir(parents=True, exist_ok=True)
+        given.results.write_text(json.dumps({"trials": len(done.done), "refused": refused}) + "\n")
     return 1 if done.failures else 0
 
 

@@ -19,6 +19,10 @@ Show = Callable[[int, Outcome, float], None]
 """Called after each trial with its seed, its outcome, and the seconds since the first began."""
 
 
+class FilesEdited(Exception):
+    """Files that the trials depend on were edited during a run, so they may have run with the new ones."""
+
+
 @dataclass(frozen=True)
 class Run:
     """The result of one run of a family: seeds and outcomes in order, and its duration."""
@@ -44,7 +48,8 @@ def run(
     """Run trials for some `seconds`, at least one and at most `trials`, and add them to the family's file.
 
     Seeds that failed before a change come first, then new ones, beginning with `seed` if given. Ctrl-C
-    ends the run; completed trials are recorded."""
+    ends the run; completed trials are recorded. Raises FilesEdited; trials since the last writing do not
+    count then."""
     ledger = read(family, folder)
     entry = ledger.at(FAMILIES[family].content(), head())
     done: list[tuple[int, Outcome]] = []
@@ -62,7 +67,7 @@ def run(
                 show(number, outcome, ended - began)
                 if ended - written > WRITE_SECONDS:
                     written = ended
-                    write(ledger, folder)
+                    _store(ledger, folder)
                 over = ended - began >= seconds or len(done) == trials
                 if over or outcome.kind == UNAVAILABLE:
                     break
@@ -71,8 +76,14 @@ def run(
         figures = campaign.figures()
         entry.figures |= figures
     if done:
-        write(ledger, folder)
+        _store(ledger, folder)
     return Run(done, time.monotonic() - began, figures)
+
+
+def _store(ledger: Ledger, folder: Path) -> None:
+    if FAMILIES[ledger.family].content() != ledger.content:
+        raise FilesEdited(f"files that {ledger.family} depends on were edited: start it again")
+    write(ledger, folder)
 
 
 def attempt(campaign: Campaign, seed: int) -> Outcome:

@@ -33,7 +33,7 @@ class Failure(msgspec.Struct, kw_only=True):
 
 
 class Entry(msgspec.Struct, kw_only=True):
-    """The trials that count. `seeds` are ranges, both ends included."""
+    """The trials that count, on one or several machines. `seeds` are ranges, both ends included."""
 
     machine: str = ""
     seeds: list[tuple[int, int]] = []
@@ -47,11 +47,12 @@ class Entry(msgspec.Struct, kw_only=True):
     failures: list[Failure] = []
 
     def add(self, seed: int, outcome: Outcome, seconds: float) -> None:
-        """Count one trial."""
+        """Count one trial, once for its seed."""
+        first = not contains(self.seeds, seed)
         self.seeds = merged([*self.seeds, (seed, seed)])
-        self.trials += 1
+        self.trials += first
         self.seconds = round(self.seconds + seconds, 2)
-        self.refused += outcome.verdict == "refused"
+        self.refused += first and outcome.verdict == "refused"
         for name, count in outcome.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
         for name, value in outcome.worst.items():
@@ -95,7 +96,9 @@ class Ledger(msgspec.Struct, kw_only=True):
         if content != self.content:
             if self.now.trials:
                 self._archive()
-            self.content, self.now = content, Entry(machine=machine())
+            self.content, self.now = content, Entry()
+        machines = self.now.machine.split("; ") if self.now.machine else []
+        self.now.machine = "; ".join(dict.fromkeys([*machines, machine()]))
         self.commit = commit
         return self.now
 

@@ -17,7 +17,7 @@ from streamserve.settings.options import options
 from streamserve.settings.server_config import ServerConfig
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.campaigns import drive, ledger, levels
-from tests.campaigns.drive import run
+from tests.campaigns.drive import FilesEdited, run
 from tests.campaigns.families import FAMILIES, Family, open_campaign
 from tests.campaigns.ledger import Ledger, contains, merged
 from tests.campaigns.mutate import mutated, mutated_bytes
@@ -200,6 +200,36 @@ def test_seeds_accumulate_over_runs_and_failed_ones_come_first_after_a_change(sc
     fourth = scripted(Scripted(broken=False), "three", 1)
     assert fourth.earlier.failing == [], "it passed"
     assert fourth.now.seeds == [(7, 7)]
+
+
+def test_trials_do_not_count_if_their_files_were_edited_meanwhile(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripted(Scripted(), "one", 3)
+
+    class Editing(Scripted):
+        def trial(self, seed: int) -> Outcome:
+            monkeypatch.setattr(Family, "content", lambda _: "two")
+            return super().trial(seed)
+
+    with pytest.raises(FilesEdited, match="settings depends on were edited"):
+        scripted(Editing(), "one", 2)
+    stored = ledger.read("settings", tmp_path)
+    assert (stored.content, stored.now.trials) == ("one", 3)
+
+
+def test_a_seed_that_is_run_again_is_one_trial() -> None:
+    entry = ledger.Entry()
+    for seed in (1, 2, 1):
+        entry.add(seed, Outcome(verdict="refused"), 1.0)
+    assert (entry.trials, entry.refused, entry.seeds) == (2, 2, [(1, 2)])
+
+
+def test_trials_of_several_machines_name_them(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a, 2 cores", "b, 4 cores", "a, 2 cores"):
+        monkeypatch.setattr(ledger, "machine", lambda name=name: name)
+        found = scripted(Scripted(broken=False), "one", 1)
+    assert (found.now.machine, found.now.trials) == ("a, 2 cores; b, 4 cores", 3)
 
 
 def test_trials_of_a_file_that_counted_by_commit_become_totals(scripted: Any, tmp_path: Path) -> None:

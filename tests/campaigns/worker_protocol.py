@@ -23,6 +23,7 @@ from tests.campaigns.proxy import ProxiedAsyncLLM, Proxy
 from tests.campaigns.settings import FOLDER, PLAIN, models
 from tests.campaigns.settings.trial_client import Answer, complete_answer
 from tests.campaigns.settings.workload import TrialRequest, make_request
+from tests.reports import newer_reports
 
 REQUESTS = 24
 SECONDS = 40.0
@@ -183,11 +184,12 @@ async def _all_ready(llm: AsyncLLM) -> None:
 
 async def _wait_until_idle(llm: AsyncLLM) -> None:
     """Wait until neither fleet nor workers hold resources, also of forged requests."""
-    fleet = llm._runtime.fleet
+    fleet, reported = llm._runtime.fleet, newer_reports(llm)
     for _ in range(500):
         reports = [worker.report for worker in fleet.workers.values()]
         counts_held = [(r.blocks_live, r.running, r.waiting) for r in reports if r]
-        if not any(map(any, counts_held)) and not fleet.requests and not len(fleet.transfers.reservations):
+        held = any(map(any, counts_held)) or fleet.requests or len(fleet.transfers.reservations)
+        if reported() and not held:
             return
         await asyncio.sleep(0.02)
     detail = (

@@ -17,7 +17,7 @@ PACKAGES = "streamserve|tests|benchmarks|scripts|packaged_model|examples"
 DOTTED = re.compile(rf"(?:{PACKAGES})(?:\.\w+)+")
 IMPORTED = re.compile(rf"\bfrom\s+((?:{PACKAGES})[\w.]*)\s+import\s+\(?([\w,\s]+)")
 STARTED = re.compile(r"-m ((?:streamserve|tests|benchmarks)[\w.]*)")
-FILE = re.compile(r"[\w-][\w.-]*(?:/[\w.-]+)+|[\w-]+\.\w+")
+FILE = re.compile(r"[\w-][\w.-]*(?:/[\w.-]+)+|[\w-][\w.-]*\.\w+")
 MAX_PATH = 120
 COMMAND = "streamserve"
 """The command line, installed and after `-m`: it can reach the whole package."""

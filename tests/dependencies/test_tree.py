@@ -1,13 +1,11 @@
 """Closures, their hashes and distances: of a small repository, and of this one."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.dependencies import ROOT, Tree, read
+from tests.dependencies import Tree, read
 
 FILES = {
     "pyproject.toml": "",
@@ -31,6 +29,7 @@ FILES = {
     "tests/test_served.py": "COMMAND = ['-m', 'streamserve']\n",
     "tests/test_page.py": "PAGE = ROOT / 'README.md'\n",
     "tests/docs/test_links.py": "",
+    "tests/test_figures.py": "from benchmarks.figures import page\nFOLDER = ROOT / 'tests'\n",
     "benchmarks/__init__.py": "",
     "benchmarks/report.py": "from benchmarks.figures import page\n",
     "benchmarks/results/star.json": "{}",
@@ -98,6 +97,9 @@ def test_results_depend_on_no_result_and_on_no_page_that_shows_them(
         "pyproject.toml",
     }
     assert closure("tests/docs/test_links.py") == set(FILES)
+    renderer = {"benchmarks/figures/__init__.py", "benchmarks/figures/page.py"}
+    assert renderer <= closure("tests/test_figures.py"), "a test of the renderer itself"
+    assert not {"benchmarks/results/star.json", "tests/docs/test_links.py"} & closure("tests/test_figures.py")
 
 
 @pytest.mark.parametrize("changed", ["src/streamserve/engine/step.py", "src/streamserve/engine/cpp/step.cpp"])
@@ -158,6 +160,9 @@ def real() -> Tree:
         ("tests/extras/cluster/test_late_writes.py", "tests/lifecycle_events/sitecustomize.py"),
         ("benchmarks/speculation/speculation.py", "benchmarks/data/acceptance.npz"),
         ("tests/docs/test_figures.py", "tests/results/verify.json"),
+        ("tests/docs/test_benchmarks.py", "CONTRIBUTING.md"),
+        ("tests/test_import_rules.py", "tests/api/test_chat.py"),
+        ("tests/benchmarks/test_report.py", "benchmarks/figures/__init__.py"),
     ],
 )
 def test_what_files_of_this_repository_reach(real: Tree, name: str, reached: str) -> None:
@@ -170,20 +175,3 @@ def test_most_changes_leave_some_tests_out(real: Tree) -> None:
         affected = [name for name, closure in closures.items() if source in closure]
         assert 20 < len(affected) < len(closures) * 0.75
     assert "src/streamserve/fleet/runtime.py" not in closures["tests/scheduling/test_slo_admission.py"]
-
-
-@pytest.mark.parametrize(
-    "name", ["tests.scheduling.test_slo_admission", "tests.engine.test_engine", "tests.test_workers"]
-)
-def test_everything_that_python_loads_is_in_the_closure(real: Tree, name: str) -> None:
-    code = (
-        f"import sys, {name}\n"
-        "for module in list(sys.modules.values()):\n"
-        "    print(getattr(module, '__file__', None) or '')\n"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    files = [Path(line) for line in done.stdout.splitlines() if Path(line).is_relative_to(ROOT)]
-    loaded = {file.relative_to(ROOT).as_posix() for file in files} & real.files.keys()
-    assert f"{name.replace('.', '/')}.py" in loaded
-    assert loaded <= set(real.closure([f"{name.replace('.', '/')}.py"]))

@@ -19,17 +19,22 @@ from tests.dependencies.references import COMMAND, References, references
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "dependencies.json"
-FOLDERS = ("src", "tests", "benchmarks", "examples", "scripts", "packaged_model", "docs", "deploy", "dist")
+FOLDERS = (
+    "src", "tests", "benchmarks", "examples", "scripts", "packaged_model", "docs", "deploy", "dist", ".ci"
+)  # fmt: skip
 """The folders that are read, in addition to the files at the top. `dist` has the wheel that tests install."""
 ROOTS = ("src/", "", "packaged_model/")
 """Where imports are looked up; the trainer of the packaged model is run from its folder."""
 RESULTS = ("tests/results", "benchmarks/results", "tests/durations.json")
 """What runs write. No result depends on another one: only tests of pages read them."""
-SHOWS_RESULTS = ("benchmarks/figures", "tests/docs")
+RENDERER = "benchmarks/figures"
+SHOWS_RESULTS = (RENDERER, "tests/docs")
 """What renders results and checks that. Programs that write results start it, and do not depend on it."""
-READS_EVERYTHING = ("tests/docs", "tests/test_language.py")
-"""Tests whose files name any file of the repository."""
-NAMES_ONLY = ("src", "tests/dependencies", "tests/selection.py")
+READS_EVERYTHING = ("tests/docs", "tests/test_language.py", "tests/dependencies/test_tree.py")
+"""Tests whose files name any file of the repository, or read all of them."""
+NAMES_ONLY = (
+    "src", "tests/dependencies/tree.py", "tests/dependencies/test_references.py", "tests/selection.py"
+)  # fmt: skip
 """Code whose strings name files of the repository without reading them."""
 EVERYWHERE = "pyproject.toml"
 """Dependencies and settings of the tools: everything depends on it."""
@@ -169,9 +174,9 @@ def digest_of(texts: Iterable[str]) -> str:
 
 
 def _listed(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the files with their stamps, without hidden ones and what Python writes."""
+    """Yield the files with their stamps, without what tools and Python write."""
     for name in sorted(os.listdir(root)):
-        if (root / name).is_file() and not name.startswith("."):
+        if (root / name).is_file() and (not name.startswith(".") or name.endswith("ignore")):
             yield name, _stamp(os.stat(root / name))
     pending = [folder for folder in FOLDERS if (root / folder).is_dir()]
     while pending:
@@ -244,6 +249,8 @@ def _connect(tree: Tree) -> None:
             far |= tree.files.keys()
         if not (everything and is_in(name, SHOWS_RESULTS)):
             unseen = index.results if is_in(name, SHOWS_RESULTS) else index.unseen
+            if is_test(name):  # it may be one of the renderer
+                unseen = {other for other in unseen if not is_in(other, RENDERER)}
             near, far = near - unseen, far - unseen
         tree.near[name], tree.far[name] = frozenset(near), frozenset(far)
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,26 @@ def test_what_the_page_shows_must_be_printed_in_order(
     shown: str, printed: str, loose: bool, piece: str
 ) -> None:
     assert readme.missing(shown, printed, loose) == piece
+
+
+def test_commands_run_with_the_files_as_they_are(tmp_path: Path) -> None:
+    root, clone = tmp_path / "root", tmp_path / "clone"
+    root.mkdir()
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "--message", "files")):
+        for name in ("same", "changed", "deleted"):
+            (root / name).write_bytes(b"before\0")
+        subprocess.run([*git, *command], cwd=root, check=True)
+    (root / "changed").write_bytes(b"after\0")
+    (root / "deleted").unlink()
+    (root / "folder").mkdir()
+    (root / "folder" / "new").write_text("new")
+    readme.clone_of(root, clone)
+    found = {
+        file.relative_to(clone).as_posix(): file.read_bytes() for file in clone.rglob("*") if file.is_file()
+    }
+    assert {name: data for name, data in found.items() if not name.startswith(".git/")} == {
+        "same": b"before\0",
+        "changed": b"after\0",
+        "folder/new": b"new",
+    }

@@ -25,6 +25,7 @@ from streamserve.settings.resolve import resolve
 from streamserve.text.output import ChoiceDelta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
+from tests.reports import newer_reports
 
 PARAMS = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True)
 LONG = SamplingParams(temperature=1.0, seed=11, max_tokens=400, ignore_eos=True)
@@ -97,11 +98,12 @@ def test_a_runtime_that_is_not_closed_does_not_block_exit(checkpoint: Path) -> N
 
 
 async def assert_idle(llm: AsyncLLM) -> Report:
-    """Assert that the worker soon reports no allocated blocks."""
+    """Assert that the worker soon reports no allocated blocks, after all requests."""
+    reported = newer_reports(llm)
     async with asyncio.timeout(30):
         while True:
             report = llm.report()
-            if report and not (report.running or report.waiting or report.blocks_live):
+            if reported() and report and not (report.running or report.waiting or report.blocks_live):
                 assert not llm._runtime.fleet.requests
                 assert not llm._runtime._clients
                 return report

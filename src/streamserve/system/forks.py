@@ -12,6 +12,12 @@ LATE_VARIABLES = frozenset({"TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CUR
 read any other variable while they are imported."""
 RESOURCE_LIMITS = 16
 """Number of resource limits that Linux has."""
+STATUS = (
+    "Uid", "Gid", "Groups", "SigIgn", "CapInh", "CapPrm", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp"
+)  # fmt: skip
+"""Fields of /proc/self/status that a child inherits: users, ignored signals, and what it may not do."""
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts")
+"""The namespaces of a new child, in /proc/self/ns."""
 
 
 def above_streams(connection: socket.socket) -> socket.socket:
@@ -39,8 +45,9 @@ def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
     early = {name: value for name, value in environment.items() if name not in LATE_VARIABLES}
     limits = tuple(resource.getrlimit(limit) for limit in range(RESOURCE_LIMITS))
     groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-    users = os.geteuid(), os.getegid()
-    return early, limits, groups, own_status("SigIgn"), os.getpriority(os.PRIO_PROCESS, 0), users
+    status = tuple(own_status(name) for name in STATUS)
+    spaces = tuple(identity(Path("/proc/self/ns", name)) for name in NAMESPACES)
+    return early, limits, groups, status, spaces, os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def file_mode_mask() -> int:

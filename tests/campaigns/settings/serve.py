@@ -24,6 +24,7 @@ from tests.campaigns.outcome import DEATH, HANG, LEFT_BEHIND, UNCLEAR, TrialFail
 from tests.campaigns.settings.special import API_KEY
 from tests.campaigns.settings.trial_client import TrialClient
 from tests.campaigns.settings.workload import TrialRequest
+from tests.reports import newer_reports
 
 START_SECONDS = 90.0
 ANSWER_SECONDS = 300.0
@@ -150,13 +151,10 @@ def check_deaths(llm: AsyncLLM) -> None:
 
 async def _wait_until_idle(llm: AsyncLLM) -> None:
     """Wait until no request, block or transfer reservation is left, by reports from after all requests."""
-    fleet, deadline = llm._runtime.fleet, time.monotonic() + EMPTY_SECONDS
-    earlier = [worker.report for worker in fleet.workers.values()]
+    fleet, deadline, reported = llm._runtime.fleet, time.monotonic() + EMPTY_SECONDS, newer_reports(llm)
     while True:
-        reports = [worker.report for worker in fleet.workers.values()]
-        held = [report and report.blocks_live for report in reports]
-        fresh = all(report is not before for report, before in zip(reports, earlier, strict=True))
-        if fresh and not any(held) and not fleet.requests and not len(fleet.transfers.reservations):
+        held = [worker.report and worker.report.blocks_live for worker in fleet.workers.values()]
+        if reported() and not any(held) and not fleet.requests and not len(fleet.transfers.reservations):
             return
         if time.monotonic() > deadline:
             kept = len(fleet.transfers.reservations)

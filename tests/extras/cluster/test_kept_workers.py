@@ -28,21 +28,21 @@ def point(first: Cluster, second: Cluster) -> None:
 
 
 async def test_a_worker_leaves_before_its_lease_ends_and_serves_again() -> None:
-    async with cluster(lease=1.0) as made:
+    async with cluster(lease=2.0) as made:
         only = await made.join("a", keep=30.0)
         await ready(made)
         tasks = await ask_many(made, 4)
         only.link.cut()
         started = time.monotonic()
         await until(lambda: not only.agent.membership.joined)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 2.0
         await until(lambda: made.runtime.fleet.supervisor.deaths == 1)
         only.link.restore()
         assert await asyncio.gather(*tasks) == [list(range(TOKENS))] * 4
         assert len(only.workers) == 1, "the same process"
         assert only.workers[0].adopted
         assert only.workers[0].adopted.worker == "unified-0/2"
-        assert only.workers[0].closed > started + 1.0, "a lease after the end of the one before"
+        assert only.workers[0].closed > started + 2.0, "a lease after the end of the one before"
         assert made.runtime.fleet.incidents().adopted == 1
 
 
@@ -55,7 +55,7 @@ async def test_half_of_a_pair_that_does_not_leave_in_time_is_killed() -> None:
         only.link.cut()
         cut = time.monotonic()
         await until(lambda: only.workers[0].ended.is_set())
-        assert time.monotonic() - cut <= 1.3
+        assert time.monotonic() - cut < 2.0, "another lease later the head uses its blocks again"
         only.link.restore()
         await until(lambda: len(only.workers) == 2)
         await ready(made)
