@@ -1,4 +1,4 @@
-"""Keywords of schemas that no grammar enforces."""
+"""Keywords of JSON schemas that no grammar enforces are reported."""
 
 import json
 from typing import Any
