@@ -372,7 +372,7 @@ def known(file: str, settings: dict[str, str]) -> Results:
 
 
 def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until: float) -> None:
-    """Run one part, or resume it, print and write it; no row is started after `until`."""
+    """Run or resume one part, print it and write it. No row starts after `until`."""
     file = f"streaming-{'own' if own else name}{'-main' if args.quick else ''}"
     settings = {key: str(vars(args)[key]) for key in ("queries", "seed", "seeds", "quick", "trace")}
     results = known(file, settings) if args.seconds else {}
