@@ -48,7 +48,8 @@ def mutated(rng: Random, data: Any, numbers: tuple[int | float, ...] = NUMBERS) 
 
 
 def _holder(rng: Random, data: Any) -> Any:
-    """Return a list or object somewhere in `data`, itself if it has no other; None if it is neither."""
+    """Return a list or object somewhere in `data`, `data` itself if it contains no other; None if it is
+    neither."""
     container = None
     while isinstance(data, dict | list):
         container = data
