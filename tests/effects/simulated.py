@@ -1,5 +1,5 @@
-"""What settings do, in virtual time: everything that clients receive from workers with these settings, and
-when, under a workload that leaves no setting of engine or fleet without work."""
+"""The effect of settings in virtual time: everything that clients receive from workers with these settings,
+and when, under a workload that exercises every setting of engine and fleet."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -25,14 +25,15 @@ from tests.simulate.lifecycle import RandomDrafter
 
 POSITIONS = 256
 TOKEN_BYTES = 64 << 10
-"""Of a token's KV: large, so that a little memory of a real machine is little here too."""
+"""KV bytes of a token. The number is large, so that a small part of a real machine's memory is also small
+here."""
 FREE_BYTES = 60 * 16 * TOKEN_BYTES
 UNTIL = 15.0
 
 
 def observed(settings: Settings) -> list[tuple[float, str]]:
-    """Return what clients receive, and when, from a server with these settings; last, what its workers
-    counted."""
+    """Return what clients receive from a server with these settings, and when; and the counters of its
+    workers."""
     simulation = Simulation(fleet_config(settings), specs(settings))
     for at, event in workload():
         simulation.at(at, event)
@@ -44,7 +45,7 @@ def observed(settings: Settings) -> list[tuple[float, str]]:
 
 
 def specs(settings: Settings) -> dict[Any, WorkerSpec]:
-    """Return what the workers of each role are."""
+    """Return the specifications of the workers of each role."""
     fleet = fleet_config(settings)
     return {role: _spec(settings, name, fleet) for role, name in _one_of_each_role(fleet)}
 
@@ -77,7 +78,7 @@ def engine(model: ModelConfig) -> EngineConfig:
 
 
 def drafter(model: ModelConfig) -> Callable[[CostExecutor], Drafter] | None:
-    """Return the simulated drafter for the setting `draft`: with KV for a draft model."""
+    """Return the simulated drafter for the value of the setting `draft`: a draft model has KV."""
     if model.draft == "none":
         return None
     accuracy = random.Random(model.draft).uniform(0.6, 0.9)
@@ -85,8 +86,8 @@ def drafter(model: ModelConfig) -> Callable[[CostExecutor], Drafter] | None:
 
 
 def workload() -> Iterator[tuple[float, Open | ClientEdit]]:
-    """Yield events: prompts that share a prefix, chats of two turns, targets that some requests cannot meet,
-    several choices, priorities, and prompt streams, more than fits in memory."""
+    """Yield events: prompts that share a prefix, chats of two turns, infeasible latency targets, several
+    choices, priorities, and prompt streams; together they need more memory than there is."""
     rng = random.Random(7)
     shared = [rng.randrange(90) for _ in range(60)]
     for number in range(16):
