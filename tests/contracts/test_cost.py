@@ -1,4 +1,4 @@
-"""Cost curves: exact where measured, never falling, and plausible beyond the measurements."""
+"""Cost curves are exact at measured points, never decrease, and are plausible beyond the measurements."""
 
 from itertools import accumulate, pairwise
 from math import inf, isclose, nan
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamserve.contracts.cost import StepCost, fit, further_pairs
 
 ROUNDING = 1e-9
-"""Relative rounding that a comparison of interpolated costs must allow."""
+"""Relative rounding error that comparisons of interpolated costs must allow."""
 
 axes = st.lists(st.integers(1, 2000), min_size=1, max_size=6).map(lambda gaps: tuple(accumulate(gaps)))
 
