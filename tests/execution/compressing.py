@@ -1,4 +1,4 @@
-"""Checkpoints quantized by the package compressed-tensors, the reference for its format."""
+"""Write checkpoints with the package compressed-tensors, the reference for its format."""
 
 import json
 import re

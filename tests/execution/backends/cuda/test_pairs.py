@@ -1,5 +1,5 @@
-"""Prefill and decode workers whose models are on a device: KV lands in host memory and is copied from there,
-and the text is that of one worker."""
+"""Prefill and decode workers with models on a device: KV arrives in host memory and is copied from there, and
+the text equals a single worker's."""
 
 import time
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class Half:
         )
 
     def turn(self) -> list[Any]:
-        """What a step yields, and what the transfers say after it."""
+        """Return the events of a step and of the transfers that completed after it."""
         events: list[Any] = self.engine.step() if self.engine.has_work else []
         return events + list(self.engine.transfers.take_updates())
 
@@ -80,7 +80,8 @@ def alone(folder: Path, prompt: list[int], params: SamplingParams, **fields: Any
 def test_the_decode_half_goes_on_with_the_kv_that_landed(
     shared_checkpoint: Shared, kind: str, scale: Scale
 ) -> None:
-    """The fleet's messages by hand: reserve, push, join."""
+    """The decode worker continues with the KV that arrived. The test sends the fleet's messages itself:
+    reserve, push, join."""
     if not scale.full and kind == "preempted":
         pytest.skip("with --full")
     folder, fields = shared_checkpoint(), KINDS[kind]
@@ -96,7 +97,7 @@ def test_the_decode_half_goes_on_with_the_kv_that_landed(
         assert time.monotonic() < deadline
         events = (*prefill.turn(), *decode.turn())
         if not events:
-            time.sleep(0.001)  # the transport's thread is sending
+            time.sleep(0.001)  # The transport's thread is sending.
         for event in events:
             if isinstance(event, Reserved):
                 prefill.engine.handle(Push(event.reservation))
