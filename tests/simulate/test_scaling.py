@@ -117,7 +117,8 @@ def test_changes_at_random_moments_cost_time_never_text(
     seed: int, topology: Topology, wire: float, kills: int
 ) -> None:
     """Changes at random moments cost time and never change the text. Examples: halves of different pairs
-    leave, and the other halves form a pair; halves leave one by one; suspects are tried on workers that leave."""
+    leave, and the other halves form a pair; halves leave one by one; suspects are tried on workers that
+    leave."""
     scaled = Scaled(seed, topology, wire)
     scaled.load()
     clock, rng = scaled.simulation.clock, scaled.rng
