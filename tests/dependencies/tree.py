@@ -282,7 +282,7 @@ class _Index:
         if member and (file := self._file(f"{module}.{member}")):
             return {file, *self.packages(file)}
         names = module.split(".")
-        for length in range(len(names), 0, -1):  # for `module.Class.attribute`, the module
+        for length in range(len(names), 0, -1):  # the module, if a class and its attribute follow
             if file := self._file(".".join(names[:length])):
                 return {
                     file,

@@ -182,8 +182,7 @@ def test_choices_share_their_prompt_and_copy_on_write():
     assert_exact([request], collected, 96)
     assert len({tuple(tokens) for tokens in collected.tokens.values()}) == 4
     assert engine.report().copies_on_write == 3  # the last of the four writes in place
-    # one prefill for all choices, eight more tokens, one step to release
-    assert engine.report().steps == 1 + 8 + 1
+    assert engine.report().steps == 1 + 8 + 1  # one prefill for all, eight more tokens, one step to release
 
 
 def test_steps_are_counted_by_their_tokens():
