@@ -36,7 +36,7 @@ async def evictions(url: str) -> dict[str, float]:
 
 
 async def measure(url: str, kind: str, count: int, scale: float, delay: float) -> dict[str, Any]:
-    """Replay a trace whose chunks arrive `delay` times slower; return what the server evicted meanwhile."""
+    """Replay a trace whose chunks arrive `delay` times slower; return the server's evictions meanwhile."""
     queries = TRACES[kind](count, 0, scale)
     words = statistics.fmean(query.tokens for query in queries)
     rate = LOAD * await capacity(url, round(words)) / words

@@ -93,7 +93,7 @@ class Trials:
 
 
 def _welcome(attacker: Peer) -> object:
-    """Return the service's reply to a new session, once those of earlier trials have ended."""
+    """Return the service's reply to a new session, after the sessions of earlier trials have ended."""
     deadline = time.monotonic() + WELCOME_SECONDS
     while not isinstance(reply := attacker.hello(), Welcome) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -57,5 +57,5 @@ class Campaign(Protocol):
         ...
 
     def figures(self) -> dict[str, Any]:
-        """Return what was measured over all trials so far."""
+        """Return the measurements of all trials so far."""
         ...

@@ -33,9 +33,10 @@ services."""
 ADAPTER = "adapter=/adapters/one"
 """A LoRA adapter's folder, which a live row replaces by an existing one."""
 HEAD, KEY = "tcp://127.0.0.1:7800", "cluster.key"
-"""The address where machines join, and the key file. A live row replaces them by those of a running agent."""
+"""The address where machines join, and the key file. A live row replaces them by a running agent's address
+and key file."""
 CLUSTER = "127.0.0.1:6379"
-"""A Ray cluster's address, which a live row replaces by that of a running one."""
+"""A Ray cluster's address, which a live row replaces by a running cluster's address."""
 FOLDER = TemporaryDirectory(prefix="combinations-")
 """A folder that is removed when this process ends."""
 

@@ -46,7 +46,7 @@ def references(text: str, package: str, is_package: bool) -> References:
     Args:
         text: its content.
         package: the dotted name of the package that it is in, for relative imports.
-        is_package: it is an `__init__.py`: what it imports in functions, it imports for those who ask.
+        is_package: it is an `__init__.py`: names that its functions import count as exported on demand.
     """
     tree = parse(text)
     modules, programs, paths, exports, dynamic = set[str](), set[str](), set[str](), dict[str, str](), False

@@ -71,7 +71,7 @@ def _spec(settings: Settings, name: str, fleet: FleetConfig) -> WorkerSpec:
 
 
 def engine(model: ModelConfig) -> EngineConfig:
-    """Return the limits of an engine whose memory is that of a small machine."""
+    """Return the limits of an engine on a machine with little memory."""
     block = model.block_size * TOKEN_BYTES
     blocks, length = size_pool(model, block, POSITIONS, FREE_BYTES)
     return engine_config(model, PoolSizes(blocks, block, 0, size_swap(model, block, FREE_BYTES), length))

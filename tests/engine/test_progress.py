@@ -158,4 +158,4 @@ def test_the_predicted_seconds_of_a_step_contain_its_copies_of_swapped_kv() -> N
     assert any(plan.swap_in for plan, _ in journal.steps)
     for plan, predicted in journal.steps:
         copies = cost.out(len(plan.swap_out)) + cost.back(len(plan.swap_in))
-        assert 0 <= predicted - copies < 100, "the seconds of the model are the rest"
+        assert 0 <= predicted - copies < 100, "all other seconds are the model's"

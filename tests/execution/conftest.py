@@ -54,7 +54,7 @@ def stored(
 
 @pytest.fixture
 def available(request: pytest.FixtureRequest) -> Callable[[ThreadPool, torch.dtype], list[KernelPath]]:
-    """The paths that a pool's library has for a type of numbers; those that it lacks are noted."""
+    """Return the paths that a pool's library has for a number format; missing paths are recorded."""
 
     def paths(pool: ThreadPool, dtype: torch.dtype) -> list[KernelPath]:
         every = [path for path, numbers in EVERY_PATH if numbers == dtype]

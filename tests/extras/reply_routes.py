@@ -199,7 +199,7 @@ def collected_response(events: Sequence[dict[str, Any]]) -> list[Block]:
 
 
 def pieces_of(text: str, positions: Sequence[int]) -> list[str]:
-    """Return the text split at those of the positions that are within it."""
+    """Return the text split at the given positions that are within it."""
     cuts = sorted({min(position, len(text)) for position in positions} | {0, len(text)})
     return [text[start:end] for start, end in pairwise(cuts)]
 

@@ -36,7 +36,7 @@ def test_frequencies_are_learned_whatever_the_drafters_scores():
     for _ in range(3000):
         acceptance.learn(draft, [1 if rng.random() < 1 / 3 else 9], sampled=False)
     assert abs(acceptance.calibrate(draft, False).accept[1] - 1 / 3) < 0.05
-    assert acceptance.calibrate(draft, True).accept[1] > 0.8, "sampled requests are a class of their own"
+    assert acceptance.calibrate(draft, True).accept[1] > 0.8, "sampled requests are a separate class"
 
 
 def test_nodes_with_a_rejected_parent_are_not_learned_from():

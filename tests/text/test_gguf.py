@@ -45,7 +45,7 @@ PATTERNS = {
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 PATTERNS |= dict.fromkeys(("dbrx", "smaug-bpe"), PATTERNS["llama-bpe"])
-"""As in the tokenizer.json of Llama 3, Qwen 2, Mistral Nemo, Phi-4-mini, Phi-4 and SmolLM3."""
+"""Patterns as in the tokenizer.json of Llama 3, Qwen 2, Mistral Nemo, Phi-4-mini, Phi-4 and SmolLM3."""
 WHOLE = ("llama-bpe", "tekken", "smaug-bpe")
 """The tokenizers that keep words which are tokens whole."""
 BEGINS = ("llama-bpe", "tekken")

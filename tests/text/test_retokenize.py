@@ -116,8 +116,7 @@ def test_tokens_are_those_of_the_whole_text(
 def test_tokens_are_those_of_the_whole_prompt(
     name: str, texts: list[tuple[str, bool]], kept: int, tokenizers: dict[str, Tokenizer]
 ) -> None:
-    """The tokens are those of the whole prompt, even if two versions differ only in which parts are
-    literal."""
+    """The whole prompt's tokens result, even if two versions differ only in which parts are literal."""
     tokenizer = tokenizers[name]
     retokenizer, before = Retokenizer(tokenizer), EMPTY
     parts = [tokenizer.literal(text) if literal else PromptText(text) for text, literal in texts]

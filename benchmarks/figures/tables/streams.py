@@ -104,7 +104,7 @@ def evictions_live() -> tuple[Row, list[Row]]:
 
 @table("streams/order", *MAIN.values())
 def order_alone() -> tuple[Row, list[Row]]:
-    """Return what the service order gains without streaming, and what streaming gains in that order."""
+    """Return the gain of the service order without streaming, and the gain of streaming in that order."""
     rows = []
     for part, file in MAIN.items():
         names = ("no streaming", "slo, no streaming", "slo cost")

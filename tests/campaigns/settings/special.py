@@ -184,7 +184,7 @@ def consistent(rng: Random, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_effect(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that would be refused because they have no effect."""
+    """Return the settings without settings that would be refused because they have no effect."""
     drafter = overrides.get("draft", "auto")
     fixed = {"path": "", "draft": "none" if drafter == "auto" else drafter}
     try:

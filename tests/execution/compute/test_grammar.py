@@ -96,7 +96,7 @@ def replayed(grammars: Grammars, grammar: Grammar, tokens: list[int]) -> Mask | 
 def test_a_trees_masks_are_those_of_chains(
     grammars: Grammars, tree: TokenTree, seed: int, grammar: Grammar, order: list[int]
 ) -> None:
-    """A tree's masks equal those of chains. Nodes are visited in any order; each is replayed by a matcher
+    """A tree's masks equal the masks of chains. Nodes are visited in any order; each is replayed by a matcher
     that has never seen another path."""
     rng = random.Random(seed)
     committed = walk(grammars.begin(grammar, []), rng, rng.randint(0, 3))

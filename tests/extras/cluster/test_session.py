@@ -43,7 +43,7 @@ KEY = "aa" * 32
 
 
 class Wire:
-    """A head and an agent in virtual time, over connections that may lose what is in flight."""
+    """A head and an agent in virtual time, over connections that may lose messages in flight."""
 
     def __init__(self, seed: int = 0, epoch: int = 7) -> None:
         self.random = random.Random(seed)

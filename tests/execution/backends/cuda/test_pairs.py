@@ -162,7 +162,7 @@ def test_workers_of_a_device_divide_its_memory(monkeypatch: pytest.MonkeyPatch) 
     gpu = torch.device("cuda", 1)
     assert [budget_bytes(gpu, share) for share in (1.0, 0.5)] == [70, 40]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 80))
-    assert budget_bytes(gpu, 0.5) == 30, "other processes have the rest"
+    assert budget_bytes(gpu, 0.5) == 30, "other processes have the other processors"
 
 
 def test_host_memory_that_does_not_suffice_is_refused_by_name() -> None:
