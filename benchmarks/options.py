@@ -55,7 +55,7 @@ def results_folder() -> Path:
 
 
 def cache(path: Path) -> Path:
-    """Return `path`, where a benchmark caches something, or in a smoke run that name in its folder."""
+    """Return the `path` of a benchmark's cache; in a smoke run, the same name in the temporary folder."""
     return _scratch[0] / path.name if _scratch else path
 
 

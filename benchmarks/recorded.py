@@ -24,8 +24,8 @@ Node = tuple[int, float, bool]
 
 @dataclass(frozen=True)
 class Recording:
-    """`trees[kind][p]` are the nodes after the root at position p, level by level. Text t has the positions
-    `starts[t]` to `starts[t + 1]`. `families[t]` is its kind of task."""
+    """The recorded trees. `trees[kind][p]` has the nodes after the root at position p, level by level. Text t
+    covers the positions from `starts[t]` to `starts[t + 1]`; `families[t]` is its kind of task."""
 
     trees: dict[str, list[tuple[Node, ...]]]
     starts: tuple[int, ...]
@@ -56,7 +56,7 @@ def pack(recording: Recording) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def unpack(arrays: "dict[str, npt.NDArray[np.generic]]") -> Recording:
-    """Return the recording of these arrays."""
+    """Return the recording that `pack` made into these arrays."""
     trees: dict[str, list[tuple[Node, ...]]] = {}
     for kind in KINDS:
         parents = arrays[f"parent-{kind}"].tolist()

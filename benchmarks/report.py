@@ -22,13 +22,13 @@ from streamserve.execution.model.spec import read_spec
 from streamserve.protocol.config import ModelConfig
 
 PACKAGED_PAIR = ("embedded", "embedded-draft")
-"""The models of what runs the packaged pair, or checkpoints inflated from it."""
+"""The models of benchmarks that run the packaged pair, or checkpoints inflated from it."""
 SIMULATED: tuple[str, ...] = ()
-"""The models of what computes none: simulations and single kernels."""
+"""The models of benchmarks that run no model: simulations and single kernels."""
 
 
 def machine() -> dict[str, Any]:
-    """Return the processor, and how many of its cores this process may use."""
+    """Return the processor's name, and how many of its cores this process may use."""
     name = platform.processor()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
@@ -44,7 +44,8 @@ def commit() -> str:
 
 
 def stamp(model: str) -> dict[str, str]:
-    """Return fingerprint and precision of a packaged model or a checkpoint folder; `unknown` for others."""
+    """Return fingerprint and precision of a packaged model or a checkpoint folder; `unknown` for other
+    models."""
     folder = Path(model) if Path(model).is_dir() else None
     if folder is None and model in PACKAGED_PAIR:
         folder = embedded.path(model)

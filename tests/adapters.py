@@ -32,8 +32,9 @@ def write_adapter(
     gain: float = 0.7,
     **config: Any,
 ) -> Path:
-    """Write a random adapter for the `modules` of the model in `base` to `folder`; return it. `gain`: how
-    much it changes outputs, compared with the model's own matrices. `config` are further fields."""
+    """Write a random adapter for the `modules` of the model in `base` to `folder`; return it. `gain` is the
+    size of its changes relative to the model's own matrices. `config` has further fields of the adapter's
+    configuration."""
     generator = torch.Generator().manual_seed(seed)
     fields = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "bias": "none",
@@ -62,7 +63,7 @@ def _matrices(base: Path, modules: Sequence[str]) -> dict[str, list[int]]:
     shapes: dict[str, list[int]] = {}
     for path in sorted(base.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
+            for name in file.keys():  # noqa: SIM118 (safetensors' file is not a dict)
                 module = name.removesuffix(".weight")
                 inside = name.startswith("model.layers.") and name.endswith(".weight")
                 if inside and module.rpartition(".")[2] in modules:

@@ -18,9 +18,9 @@ from typing import Any
 
 CACHE = Path(__file__).parent.parent / "build" / "test-checkpoints"
 MAX_BYTES = 512 << 20
-"""Size of all entries, beyond which those that were used longest ago are removed."""
+"""Maximum size of all entries. Beyond it, the least recently used entries are removed."""
 LARGE = 16
-"""An entry of more than this part of the cache is not kept: it would cost many others their places."""
+"""An entry larger than this share of the cache is not stored: it would evict many others."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 

@@ -40,7 +40,7 @@ PLAIN = (sys.executable, "-m", "streamserve")
 MAX_MESSAGE = 1 << 20
 _STARTING = threading.Lock()
 Kind = Literal["commands", "torch", "workers"]
-"""What a forking process has imported: the commands; torch too; what workers import."""
+"""The kind of a forking process, by its imports: the commands; also torch; or the imports of workers."""
 
 
 class Command:
@@ -57,7 +57,7 @@ class Command:
         env: Mapping[str, str] | None = None,
         kind: Kind = "commands",
     ) -> None:
-        """Start `streamserve` with `arguments` in a fork of a process of this `kind`."""
+        """Start `streamserve` with `arguments` as a fork of a process of this `kind`."""
         self.args = list(arguments)
         self.returncode: int | None = None
         self._state, childs_state = socket.socketpair()
@@ -96,7 +96,7 @@ class Command:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; return the exit status, negative for the signal that ended it."""
+        """Wait for the command to end; return its exit status, negative for the signal that ended it."""
         if self.returncode is None:
             self._state.settimeout(timeout)
             try:
@@ -116,7 +116,7 @@ class Command:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
-        """Send `input`, read both outputs to their ends and wait."""
+        """Send `input`, read both outputs to their ends, and wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
         outputs: dict[int, Any] = {}
         readers = [
@@ -152,7 +152,7 @@ def run(
 
 
 def close_all() -> None:
-    """End the forking processes of this one."""
+    """End the forking processes that this process started."""
     with _STARTING:
         for process, control in _FORKING.values():
             control.close()
@@ -162,9 +162,10 @@ def close_all() -> None:
 
 
 ROOT = Path(__file__).parents[1]
-"""Where the forking processes start: the test that needs the first one may have changed the folder."""
+"""The folder in which forking processes start, since the test that needs the first one may have changed the
+working folder."""
 _FORKING: dict[Kind, tuple[subprocess.Popen[bytes] | None, socket.socket]] = {}
-"""The forking processes of this one; in a command, the inherited one of its workers."""
+"""The forking processes that this process started; in a command, the inherited one of its workers."""
 atexit.register(close_all)
 ending.CALLS.append(close_all)
 
@@ -172,7 +173,8 @@ ending.CALLS.append(close_all)
 def _redirected(
     number: int, stream: int | IO[Any] | None, text: bool, closing: list[int]
 ) -> tuple[int, IO[Any] | None]:
-    """Return the descriptor that a command has as its `number`th, and the other end of a pipe."""
+    """Return the descriptor for the standard stream `number` of a command, and the other end if it is a
+    pipe."""
     if stream is None or stream == subprocess.STDOUT:
         return number, None
     if stream == subprocess.DEVNULL:
@@ -187,7 +189,7 @@ def _redirected(
 
 
 def _forking_process(kind: Kind) -> socket.socket:
-    """Return the socket of the forking process of this kind, which is started when first needed."""
+    """Return the socket of the forking process of this kind, which starts when it is first needed."""
     with _STARTING:
         if kind not in _FORKING:
             own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -205,13 +207,13 @@ def _forking_process(kind: Kind) -> socket.socket:
 
 
 def _inherited(environment: Mapping[str, str]) -> str:
-    """Return a name of what workers with this environment inherit from this process."""
+    """Return a name for everything that workers with this environment inherit from this process."""
     return hashlib.blake2b(repr(surroundings(environment)).encode(), digest_size=16).hexdigest()
 
 
 def _fork_workers(inherited: str, started: Callable[..., Any], environment: Mapping[str, str]) -> Any:
-    """Start a fork server for a command: forked from the process that has imported what workers import, or as
-    usual if that one's workers would not have what the command's inherit."""
+    """Start a fork server for a command's workers. It is forked from the process that has imported what
+    workers import, or started as usual if the workers would then inherit something else."""
     if _inherited(environment) != inherited:
         return started(environment)
     here, there = socket.socketpair()
@@ -223,7 +225,8 @@ def _fork_workers(inherited: str, started: Callable[..., Any], environment: Mapp
 
 
 def _fork_commands(control: socket.socket) -> tuple[list[str], dict[str, str], str, str] | None:
-    """Fork a process for each request. Return None at the end, and in a forked process what it is to run."""
+    """Fork a process for each request. Returns None at the end; in a forked process, returns the command to
+    run."""
     running: dict[int, tuple[int, socket.socket]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -264,13 +267,13 @@ def _fork_commands(control: socket.socket) -> tuple[list[str], dict[str, str], s
 
 
 def _tell(state: socket.socket, number: int) -> None:
-    """Send a number; its reader may be gone."""
+    """Send a number, even if its reader may have ended."""
     with contextlib.suppress(OSError):
         state.send(b"%16d" % number)
 
 
 def _become(arguments: list[str], environment: dict[str, str], folder: str, inherited: str) -> None:
-    """Give this process what a started one would have."""
+    """Set this process up like a newly started one."""
     fork_server._start = partial(_fork_workers, inherited, fork_server._start)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
@@ -286,13 +289,13 @@ def _become(arguments: list[str], environment: dict[str, str], folder: str, inhe
         for file in writing
     )
     main = importlib.import_module("streamserve.__main__")
-    sys.modules["__main__"].__package__ = "streamserve"  # the name of the program in messages
+    sys.modules["__main__"].__package__ = "streamserve"  # the program's name in messages
     sys.argv = [main.__file__ or "", *arguments]
 
 
 def serve() -> None:
-    """Import, fork commands until the socket is closed, and run a command in each process that is forked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the commands
+    """Import, and fork commands until the socket is closed; each forked process runs one command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the commands
     control, kind = socket.socket(fileno=int(sys.argv[1])), sys.argv[3]
     if kind == "workers":
         _serve_workers(control)
@@ -303,7 +306,7 @@ def serve() -> None:
     importlib.import_module("streamserve.llm.llm")
     if kind == "torch":
         importlib.import_module("torch")
-    get_command(importlib.import_module("streamserve.cli.main").app)  # imports what it is built with
+    get_command(importlib.import_module("streamserve.cli.main").app)  # imports the modules that build it
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()
@@ -314,9 +317,9 @@ def serve() -> None:
 
 
 def _serve_workers(control: socket.socket) -> None:
-    """Import what workers import, and become a fork server for each command in a process that is forked."""
+    """Import what workers import, and become a fork server for each command, in a forked process."""
     program = importlib.import_module("streamserve.workers.fork_server")
-    getproctitle()  # finds its memory while the environment is as it was
+    getproctitle()  # finds its memory while the environment is unchanged
     program.preload()
     gc.collect()
     gc.freeze()

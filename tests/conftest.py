@@ -1,4 +1,4 @@
-"""Options of the tests: small counts by default, full ones with --full; and files of recorded figures."""
+"""Options of the tests: small counts by default, full counts with --full, and files of recorded figures."""
 
 import atexit
 import gc
@@ -34,14 +34,15 @@ MARKERS = (
     "each_pair: without --full, run the fewest cases in which every pair of values of two parameters occurs",
 )
 ONE_AUTHORITY = Path(__file__).with_name("authority.pem")
-"""A certificate that has signed nothing. Otherwise each HTTP client loads those of all public authorities,
-for a tenth of a second."""
+"""A certificate that has signed nothing. By default each HTTP client loads the certificates of all public
+authorities, which takes a tenth of a second."""
 FULL_TIMEOUT = 3600.0
-"""Seconds that a test may take with --full; for small counts see pyproject.toml."""
+"""Maximum seconds of a test with --full. pyproject.toml has the limit for small counts."""
 
 # The time of an example depends on other load on the machine.
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-# Small runs try the same examples every time, so that what passed passes again; full ones look for others.
+# Small runs try the same examples every time, so that results are repeatable; full runs look for new
+# examples.
 hypothesis.settings.register_profile("small", max_examples=8, derandomize=True, **ANY_TIME)
 hypothesis.settings.register_profile("seeded", max_examples=8, **ANY_TIME)
 hypothesis.settings.register_profile("full", max_examples=200, **ANY_TIME)
@@ -49,8 +50,8 @@ hypothesis.settings.register_profile("full", max_examples=200, **ANY_TIME)
 
 @dataclass(frozen=True)
 class Scale:
-    """`full`: run the counts that a release is held to. `seed`: the given one; if none is given, fixed in
-    small runs and fresh in full ones."""
+    """The scale of a run. `full`: run the counts that a release needs. `seed`: the given seed; the default is
+    fixed in small runs and random in full runs."""
 
     full: bool
     seed: int
@@ -66,8 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def restore_signal_handlers() -> None:
-    """Restore the handlers of SIGINT and SIGHUP: background jobs and nohup ignore them, and so would the
-    programs that tests start and interrupt."""
+    """Restore the handlers of SIGINT and SIGHUP. Background jobs and nohup ignore these signals, and programs
+    that tests start and interrupt would inherit that."""
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -97,7 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep what is imported and collected out of garbage collections, each of which would look at it all."""
+    """Exclude imported and collected objects from garbage collections, each of which would traverse all of
+    them."""
     gc.disable()
     try:
         return (yield)
@@ -108,13 +110,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_unconfigure() -> None:
-    gc.freeze()  # pytest collects several times at the end
+    gc.freeze()  # Pytest runs this hook several times at the end.
     atexit.register(gc.unfreeze)  # libraries look for leaks when Python exits
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Remove cases that a small run leaves out."""
+    """Remove the cases that a small run leaves out."""
     if config.getoption("--full"):
         return
     removed: list[pytest.Item] = []
@@ -156,8 +158,8 @@ def record(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_left() -> Iterator[None]:
-    """No worker or server outlives the tests. The fork server lingers for the next worker, and ends with this
-    process."""
+    """Fail if a worker or server outlives the tests. The fork server waits for the next worker, and ends with
+    this process."""
     yield
     for end in ending.CALLS:
         end()
@@ -177,7 +179,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in summary(terminalreporter.stats):
         terminalreporter.write_line(line)
     path = config.getoption("--results")
-    if path and not hasattr(config, "workerinput"):  # the processes of pytest-xdist come here too
+    if path and not hasattr(config, "workerinput"):  # The processes of pytest-xdist run this code too.
         counts = {name: len(terminalreporter.stats.get(name, ())) for name in OUTCOMES}
         report = {
             "version": __version__,

@@ -1,4 +1,4 @@
-"""Target servers with a draft service, their requests and answers."""
+"""Target servers with a draft service, and their requests and answers."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ Request = tuple[list[int], SamplingParams]
 
 
 def make_target_and_draft(folder: Path) -> tuple[str, str]:
-    """Write a target, and a draft that is the target with disturbed weights; return their folders."""
+    """Write a target model, and a draft model with the target's weights plus noise; return their folders."""
     target, draft = (make_checkpoint(folder / name) for name in ("target", "draft"))
     disturb(draft, 0.03)
     return str(target), str(draft)
@@ -28,7 +28,7 @@ def make_target_and_draft(folder: Path) -> tuple[str, str]:
 
 @contextlib.asynccontextmanager
 async def targets(target: str, count: int, draft: str, **more: object) -> AsyncIterator[list[AsyncLLM]]:
-    """Start so many target servers, each with its own worker process."""
+    """Start this number of target servers, each with one worker process."""
     overrides = {
         "threads": 1, "profile": False, "num_blocks": 400, "draft": draft, "speculation_policy": "fixed:3",
         "log_level": "error", **more,
@@ -58,8 +58,8 @@ def make_requests(count: int, seed: int) -> list[Request]:
 def local_texts(
     target: str, draft: str, workload: list[Request], kv_cache_dtype: KVCacheDType = "auto"
 ) -> tuple[list[list[int]], int]:
-    """Return the texts of an engine in this process with a local draft model, and its accepted draft
-    tokens."""
+    """Return the texts and the number of accepted draft tokens of an engine in this process with a local
+    draft model."""
     kind = "model" if draft != "none" else "none"
     case = Case(draft=kind, policy="fixed:3", kv_cache_dtype=kv_cache_dtype)
     engine = make_engine((Path(target), Path(draft)), case)
@@ -70,7 +70,7 @@ def local_texts(
 
 
 async def answer(llm: AsyncLLM, request: Request, name: str) -> tuple[list[int], int]:
-    """Return a request's tokens, and the number of accepted draft tokens."""
+    """Return the tokens of a request's answer, and the number of accepted draft tokens."""
     tokens: list[int] = []
     accepted = 0
     async with aclosing(llm.submit(*request, request_id=name)) as items:

@@ -1,4 +1,4 @@
-"""Small random checkpoints that embed or judge, and what transformers computes with them."""
+"""Small random checkpoints that embed or judge, and the results that transformers computes with them."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.checkpoints import make_checkpoint
 def make_embedder(
     folder: Path, pooling: str = "lasttoken", architecture: str = "qwen3", **overrides: Any
 ) -> Path:
-    """Write a base model with the files of sentence-transformers: its tensors have no prefix, there is no
+    """Write a base model with the files of sentence-transformers. Its tensors have no prefix, it has no
     output head, and the tokenizer appends a token."""
     make_checkpoint(folder, architecture, **{"head_dim": 16, **overrides})
     tensors = {
@@ -68,7 +68,7 @@ def make_judge(folder: Path) -> Path:
 
 @torch.no_grad()
 def reference_embedding(folder: Path, ids: list[int], pooling: str = "lasttoken") -> torch.Tensor:
-    """Return what transformers pools of a text, not normalized."""
+    """Return the embedding that transformers pools from a text, not normalized."""
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     hidden = model(torch.tensor([ids])).last_hidden_state[0]
     return hidden[-1] if pooling == "lasttoken" else hidden.mean(0)

@@ -1,6 +1,7 @@
-"""What ends the processes that serve all tests of this one, after its last test."""
+"""Functions that end the processes shared by all tests of this process, after its last test."""
 
 from collections.abc import Callable
 
 CALLS: list[Callable[[], None]] = []
-"""Called at the end. Whoever starts such a process adds to it, so that tests without one import nothing."""
+"""Functions that are called at the end. The code that starts such a process adds one, so tests without it
+import nothing."""

@@ -1,4 +1,4 @@
-"""Requests and prompt streams that are served while workers fail at a lifecycle event."""
+"""Requests and prompt streams that are served while workers fail at lifecycle events."""
 
 import asyncio
 import random
@@ -18,8 +18,9 @@ SETTINGS = {
 
 
 def await_event(folder: Path, number: int, count: int, event: str) -> None:
-    """Let one worker wait at its `count`th `event` from now on, in the round `number`
-    (lifecycle_events/sitecustomize.py). The file is replaced at once: workers read it at each event."""
+    """Let one worker wait at its next `count`-th `event`, in the round `number`
+    (lifecycle_events/sitecustomize.py). The file is replaced atomically, because workers read it at each
+    event."""
     part = folder / "round.part"
     part.write_text(f"{number} {count} {event}", encoding="utf-8")
     part.replace(folder / "round")
@@ -51,7 +52,7 @@ async def all_answers(llm: AsyncLLM, requests: list[Request]) -> list[object]:
 
 
 async def undisturbed(checkpoint: Path, requests: list[Request]) -> list[object]:
-    """Return the answers of one worker without faults."""
+    """Return the answers of a single worker without faults."""
     async with serving(checkpoint, **SETTINGS) as llm:
         return await all_answers(llm, requests)
 
@@ -59,8 +60,8 @@ async def undisturbed(checkpoint: Path, requests: list[Request]) -> list[object]
 async def send_until(
     reached: Path, llm: AsyncLLM, requests: list[Request], expected: list[object]
 ) -> "asyncio.Task[list[object]]":
-    """Return the task of the requests that wait at the event. Whether they reach it depends on when they
-    arrive: those that are answered without it are sent again."""
+    """Return a task that sends requests until they wait at the event. Requests that are answered without
+    reaching it, which depends on when they arrive, are sent again."""
     deadline = time.monotonic() + 60
     while True:
         working = asyncio.create_task(all_answers(llm, requests))

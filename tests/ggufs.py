@@ -45,7 +45,7 @@ OWN_NAMES = {
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
 }  # fmt: skip
-"""Names in a layer that are an architecture's own."""
+"""Names of a layer's tensors that only a single architecture uses."""
 
 FAMILIES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
@@ -59,12 +59,12 @@ SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0], "IQ4_XS": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }  # fmt: skip
-"""Where in a block its float16 numbers are."""
+"""Offsets of the float16 numbers in a block."""
 
 
 def random_blocks(name: str, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Return blocks [rows, bytes of a row] of any bytes, with scales such that the numbers are those of a
-    random weight."""
+    """Return random blocks [rows, bytes of a row]. Their scales are such that the weights have the size of a
+    random model's."""
     numbers, nbytes = gguf.GGML_QUANT_SIZES[Type[name]]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows, columns // numbers, nbytes), np.uint8)
@@ -75,7 +75,7 @@ def random_blocks(name: str, rows: int, columns: int, seed: int = 0) -> NDArray[
     variation = rng.uniform(0.5, 1.0, blocks.shape[:2])
 
     def scaled(*factors: float) -> NDArray[np.uint8]:
-        """Set the scale, and the factor of the minimums, to these in each block."""
+        """Set the scale and the factor of the minimums in each block."""
         for at, factor in zip(SCALES[name], factors, strict=False):
             blocks[..., at : at + 2] = (variation * factor).astype(np.float16)[..., None].view(np.uint8)
         return blocks.reshape(rows, -1)
@@ -98,7 +98,8 @@ def stored_name(name: str, family: str) -> str:
 
 
 def permuted(weight: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Return rows as llama.cpp's converter orders those of queries and keys: pairs next to each other."""
+    """Return rows in the order in which llama.cpp's converter stores queries and keys: rotated pairs are
+    adjacent."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
@@ -155,7 +156,7 @@ def write_gguf(
 
 
 def write_own_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """Add what only some architectures have."""
+    """Add the entries that only some architectures have."""
     family, rope = config["model_type"], config["rope_parameters"]
     rope = rope.get("full_attention", rope)
     if family in ("gemma2", "gemma3_text", "olmo3", "gpt_oss"):
@@ -198,8 +199,8 @@ def write_longrope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def write_mxfp4(writer: gguf.GGUFWriter, tensors: dict[str, torch.Tensor]) -> None:
-    """Move the experts of gpt-oss that are in MXFP4 to the file. A block's numbers follow each other in
-    the folder; in the file they are the lower halves of all its bytes, and then the upper ones."""
+    """Write the experts of gpt-oss that are in MXFP4. In the folder the numbers of a block are consecutive;
+    in the file they are first the lower halves of all bytes, then the upper halves."""
     for name in [name for name in tensors if name.endswith("_blocks")]:
         pairs = tensors.pop(name).numpy()
         scales = tensors.pop(name.replace("_blocks", "_scales")).numpy()
@@ -215,7 +216,7 @@ def write_mxfp4(writer: gguf.GGUFWriter, tensors: dict[str, torch.Tensor]) -> No
 
 
 def unstacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
-    """Return gpt-oss's tensors with those of each expert apart, its gates and its values too."""
+    """Return gpt-oss's tensors with one tensor for each expert, and with gates and values separated."""
     out = dict[str, Floats]()
     for name, tensor in tensors.items():
         prefix, found, part = name.partition(".experts.")
@@ -232,7 +233,7 @@ def unstacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def stacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
-    """Return tensors with those of all experts as one, and a shared expert's gate as a vector."""
+    """Return tensors in which all experts share one tensor, and a shared expert's gate is a vector."""
     out = dict[str, Any]()
     for name, tensor in sorted(tensors.items(), key=lambda item: [int(n) for n in EXPERT.findall(item[0])]):
         if EXPERT.search(name):
@@ -243,7 +244,7 @@ def stacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def heads_of(config: dict[str, Any], name: str) -> int:
-    """Return the heads of a tensor whose rows are permuted, else 0."""
+    """Return the number of heads of a tensor whose rows are permuted, else 0."""
     if config["model_type"] not in PERMUTED:
         return 0
     if "q_proj" in name:

@@ -1,6 +1,6 @@
 """Run the suite's core with the lowest version of each dependency that pyproject.toml allows.
 
-    python -m tests.lowest                   install them if that is needed, import each, run the core
+    python -m tests.lowest                   install them if needed, import each, run the core
     python -m tests.lowest -- -k websocket   the same, with arguments for pytest
 
 The versions are installed in a virtual environment in build/lowest, which is made again when they change. Two
@@ -32,7 +32,7 @@ from tests.campaigns.ledger import REPOSITORY
 FOLDER = REPOSITORY / "build" / "lowest"
 PYTHON = FOLDER / "bin" / "python"
 MADE = FOLDER / "made.json"
-"""What the environment was made from; absent while it is incomplete."""
+"""The requirements that the environment was made from; absent while it is incomplete."""
 
 OTHER_VERSION = "torch"
 EXTRAS = ("client", "bench", "otel", "mistral", "odd-tokenizers", "wheel", "docs")
@@ -40,7 +40,7 @@ TOOLS = (
     "pytest", "pytest-asyncio", "pytest-randomly", "pytest-timeout", "pytest-xdist", "hypothesis", "openai",
     "anthropic", "psutil", "jsonschema", "trustme", "gguf",
 )  # fmt: skip
-"""Packages of the extra dev that the core needs and the product does not."""
+"""Packages of the extra `dev` that the core needs although the product does not."""
 
 CORE = (
     "tests/api",
@@ -72,7 +72,7 @@ CORE = (
 stored weights, tokenizers, grammars, the command line, downloads."""
 
 IGNORED = "--ignore-glob=*/test_page_*"
-"""The page in a browser."""
+"""Tests of the page in a browser, which are left out."""
 
 IMPORT_ALL = """
 import importlib, importlib.metadata, sys
@@ -106,7 +106,7 @@ def lower_bound(requirement: Requirement) -> str:
 
 
 def lowest(groups: Mapping[str, list[Requirement]]) -> dict[str, str]:
-    """Return the lowest versions by package of what is installed: the build's, the project's, the extras'."""
+    """Return by package the lowest versions that the build, the project and the extras allow."""
     requirements = [each for name in ("build", "project", *EXTRAS) for each in groups[name]]
     return {
         canonicalize_name(each.name): lower_bound(each) for each in requirements if each.name != OTHER_VERSION
@@ -114,19 +114,19 @@ def lowest(groups: Mapping[str, list[Requirement]]) -> dict[str, str]:
 
 
 def default_torch_arguments() -> str:
-    """Return pip's arguments that install torch where no others are given."""
+    """Return the default arguments for pip to install torch."""
     default = re.search(r"^TORCH_PIP_ARGS \?= (.*)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     assert default
     return default[1]
 
 
 def torch_arguments() -> list[str]:
-    """Return pip's arguments that install torch."""
+    """Return the arguments for pip to install torch."""
     return os.environ.get("TORCH_PIP_ARGS", default_torch_arguments()).split()
 
 
 def make(versions: Mapping[str, str], tools: Iterable[Requirement]) -> None:
-    """Make the environment, unless it was made from the same."""
+    """Make the environment, unless it exists with the same requirements."""
     wanted = [str(each) for each in tools]
     made = {"python": sys.version, "torch": torch_arguments(), "versions": dict(versions), "tools": wanted}
     if MADE.exists() and json.loads(MADE.read_text()) == made:

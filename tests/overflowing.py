@@ -11,7 +11,7 @@ TOKEN = 317
 """The token after which hidden states, keys and values are NaN or infinite."""
 
 _SIGNAL = 63
-"""The hidden dimension that is zero for all tokens but this one."""
+"""The hidden dimension that is zero for all tokens but TOKEN."""
 
 
 def make_overflowing(folder: Path, dtype: str = "float32", layer: int = 1) -> Path:

@@ -1,4 +1,4 @@
-"""Stream pairs of real workers: how they are served, requests, and their answers."""
+"""Serve stream pairs of real workers, and compare the answers to requests."""
 
 import asyncio
 import contextlib
@@ -51,8 +51,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def make_requests(count: int, seed: int) -> list[Request]:
-    """Short and long prompts, some with a common prefix, greedy and sampled, one or several choices, free or
-    with a grammar."""
+    """Return short and long prompts, some with a common prefix, greedy and sampled, with one or several
+    choices, with and without a grammar."""
     rng = random.Random(seed)
     shared_prefix = [rng.randrange(5, 200) for _ in range(48)]
     result = []
@@ -74,7 +74,7 @@ def make_requests(count: int, seed: int) -> list[Request]:
 
 
 async def answers(llm: AsyncLLM, requests: list[Request]) -> Answers:
-    """Token ids and their log-probabilities of every choice, all requests at once."""
+    """Return token ids and log-probabilities of every choice; all requests run at once."""
 
     async def answer_one(number: int, prompt: list[int], params: SamplingParams) -> dict[int, list]:
         choices: dict[int, list] = {choice: [] for choice in range(params.n)}
@@ -112,7 +112,7 @@ def asked_once(checkpoint: Path) -> OneWorkers:
 
 
 async def wait_until_idle(llm: AsyncLLM) -> None:
-    """Wait until no request, block or transfer reservation is left, by reports from after all requests."""
+    """Wait until no request, block or transfer reservation is in use, by reports sent after all requests."""
     state, reported = fleet(llm), newer_reports(llm)
     assert not state.requests
 

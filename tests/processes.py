@@ -1,5 +1,5 @@
-"""The processes of this package that belong to one: its descendants, and those of the fork server that
-command_server.py has forked for it."""
+"""Find the processes of this package that belong to a process: its descendants, and processes that
+command_server.py's fork server has forked for it."""
 
 import os
 
@@ -14,7 +14,7 @@ def workers_below(pid: int) -> list[psutil.Process]:
 
 
 def running_below(pid: int, *modules: str) -> list[psutil.Process]:
-    """Return the processes of one that run one of these modules of Python."""
+    """Return the processes below a process that run one of these Python modules."""
     below = psutil.Process(pid).children(recursive=True)
     if pid != os.getpid():
         of_tests = psutil.Process().children(recursive=True)
@@ -24,7 +24,8 @@ def running_below(pid: int, *modules: str) -> list[psutil.Process]:
 
 
 def words(process: psutil.Process) -> list[str]:
-    """Return a process's command line, also where it is one text (a forked worker's); empty if it ended."""
+    """Return a process's command line as words, also if it is a single text (a forked worker's); empty if the
+    process ended."""
     try:
         return " ".join(process.cmdline()).split()
     except psutil.Error:

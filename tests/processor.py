@@ -1,11 +1,11 @@
-"""What tests need of a processor, and what they leave out where it is missing.
+"""Requirements of tests on the processor, and the tests that are left out where they are missing.
 
 STREAMSERVE_KERNEL_PATH=avx2 pytest     all tests as on a processor with AVX2 and nothing later
 
-A test of one path that this processor lacks is skipped with `leave_out`. A test of several paths takes those
-that there are, and notes the others with `note` (tests/execution/conftest.py: `available`). The end of a run
-lists both. A small run repeats the kernel tests as on one lesser processor, which its random seed chooses
-(tests/execution/backends/native/conftest.py).
+A test of one path that this processor lacks is skipped with `leave_out`. A test of several paths uses the
+available ones, and records the missing ones with `note` (tests/execution/conftest.py: `available`). The end
+of a run lists both. A small run repeats the kernel tests as on one lesser processor, which its random seed
+chooses (tests/execution/backends/native/conftest.py).
 """
 
 import random
@@ -31,20 +31,20 @@ PROPERTY = "left out"
 
 
 def levels() -> list[Level]:
-    """Return the levels that this process can run: those of its processor, up to the bound."""
+    """Return the levels that this process can run: the processor's levels, up to the bound."""
     last = LEVELS.index(detected_level())
     return [level for level in runnable(processor_flags()) if LEVELS.index(level) <= last]
 
 
 def lesser_paths() -> list[KernelPath]:
-    """Return the bounds that make a lesser processor of this one."""
+    """Return the bounds that make this processor behave as a lesser one."""
     paths = dict.fromkeys(level.path for level in runnable(processor_flags()))
     return [path for path in paths if lesser_level(path)]
 
 
 def chosen_path(config: pytest.Config) -> KernelPath | None:
-    """Return the lesser processor that the kernel tests are repeated as. None in a run that is bounded, and
-    with --full: `make campaign FAMILY=levels` covers all of them."""
+    """Return the lesser processor with whose kernels the kernel tests are repeated. None in a run with a
+    bound, and with --full: `make campaign FAMILY=levels` covers all lesser processors."""
     if config.getoption("--full") or kernel_bound() != "auto":
         return None
     paths = lesser_paths()
@@ -67,17 +67,18 @@ def header(config: pytest.Config) -> list[str]:
 
 
 def leave_out(what: str) -> NoReturn:
-    """Skip a test that needs what this processor lacks."""
+    """Skip a test that needs a missing feature of the processor."""
     pytest.skip(LEFT_OUT + what)
 
 
 def note(item: pytest.Item, what: str) -> None:
-    """Note what a test that runs leaves out."""
+    """Record a missing feature that a running test leaves out."""
     item.user_properties.append((PROPERTY, what))
 
 
 def left_out(stats: dict[str, list[Any]]) -> dict[str, Counter[str]]:
-    """Return by what was left out how many tests of each file left it out, from their reports."""
+    """Return for each missing feature the number of tests that left it out in each file, from their
+    reports."""
     found: dict[str, Counter[str]] = {}
     for report in (report for reports in stats.values() for report in reports):
         for what in _left_out_by(report):
@@ -93,7 +94,7 @@ def _left_out_by(report: Any) -> list[str]:
 
 
 def summary(stats: dict[str, list[Any]]) -> list[str]:
-    """Return the lines at the end of a run: what was left out, by how many tests, of which files."""
+    """Return the lines at the end of a run: for each missing feature the number of tests, and their files."""
     lines = []
     for what, files in left_out(stats).items():
         names = ", ".join(sorted(file.removeprefix("tests/") for file in files))

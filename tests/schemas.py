@@ -1,5 +1,5 @@
-"""Random JSON schemas that only allow short answers: no unbounded numbers, whose decimals could go on
-forever."""
+"""Random JSON schemas that only allow short answers. They have no unbounded numbers, whose decimals might
+never end."""
 
 import random
 from typing import Any
@@ -8,7 +8,7 @@ LETTERS = "abcxyz"
 
 
 def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """A schema with at most `depth` levels of arrays and objects, and perhaps references."""
+    """Return a schema with at most `depth` levels of arrays and objects, sometimes with references."""
     schema = _object(rng, depth, refer=True)
     schema["$defs"] = {"part": _any(rng, 1, refer=False), "leaf": _leaf(rng)}
     return schema

@@ -1,6 +1,6 @@
 """A checkpoint whose greedy text is a script: the next token is a function of the last one.
 
-Each piece of a reply is a token of its own, so that it is followed by one other token. Prompts are encoded as
+Each piece of a reply is a separate token, so it is always followed by the same token. Prompts are encoded as
 bytes, since no merge makes a piece. The chat template ends a prompt with a token that begins the reply: it
 looks for the replies' cues in the assistant's last message and in what came after it.
 """
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 HIDDEN = 128
 MAX_POSITIONS = 1_000_000
 SCALE = 100.0
-"""Distance of logits: the scripted token is also the only one at any temperature that clients send."""
+"""Distance between logits. The scripted token is the only likely one at any temperature that clients send."""
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>")
 MAX_PIECE = 9
 
@@ -70,7 +70,7 @@ def make_scripted(folder: Path, replies: Sequence[Reply], seed: int = 0) -> Path
 
     The last reply must have the empty cue."""
     *cued, other = replies
-    assert not other.cue, "the last reply is that of all other prompts"
+    assert not other.cue, "the last reply must be for all other prompts"
     rng, used = random.Random(seed), {*pre_tokenizers.ByteLevel.alphabet()}
     pieces = [_pieces(reply.text, rng, used) for reply in (*cued, other)]
     entries = [f"<|reply_{number}|>" for number in range(len(pieces))]
@@ -108,7 +108,7 @@ def _pieces(text: str, rng: random.Random, used: set[str]) -> list[str]:
         while spelled[start:end] in used and end < len(spelled):
             end += 1
         piece, start = spelled[start:end], end
-        while piece in used and result:  # the end of a text that others have too
+        while piece in used and result:  # The end of a text may be shared with other texts.
             piece = result.pop() + piece
         assert piece not in used, f"two replies have the text {text!r}"
         used.add(piece)

@@ -25,17 +25,17 @@ from tests.dependencies.tree import ROOT, Tree, digest_of, read
 
 STATE = ROOT / "build" / "tests.json"
 DURATIONS = ROOT / "tests" / "durations.json"
-"""Seconds by test file of a run with small counts, for machines that have none of their own."""
+"""Seconds by test file in a run with small counts, for machines without durations of their own."""
 NEAR_SECONDS = 120.0
-"""Seconds of tests, by their durations, that count as near to a change: two processes take half of it."""
+"""Total seconds of the tests that count as near to a change. Two processes run them in half of that time."""
 SECONDS_PER_BYTE = 2e-4
-"""Estimate for files that never ran."""
+"""Estimated seconds for each byte of a test file that never ran."""
 PLAN = pytest.StashKey["Plan"]()
 RECORDER = "selection-recorder"
 
 
 class State(msgspec.Struct):
-    """What is known of earlier runs.
+    """The records of earlier runs.
 
     `environment`: what these depended on besides files. `files`: digests of all files at the last whole run.
     `passed`: by test file, the content of its closure when it passed. `seconds`: durations of test files.
@@ -50,7 +50,7 @@ class State(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Plan:
-    """The test files in their order, those near to a change, and those that are left out."""
+    """The test files in their order, the files near to a change, and the files that are left out."""
 
     order: list[str]
     near: list[str]
@@ -64,9 +64,9 @@ def make_plan(
     """Decide which files run.
 
     Args:
-        state: what is known of earlier runs in this environment.
+        state: the records of earlier runs in this environment.
         contents: the content of each test file's closure.
-        distances: imports between a test file and the nearest changed file, where there are some.
+        distances: number of imports between a test file and the nearest changed file, if a path exists.
         changed: the number of files that changed since the last whole run.
         select: leave out files that passed with the same content.
     """
@@ -112,7 +112,8 @@ def durations(state: State, tree: Tree) -> dict[str, float]:
 
 
 def environment() -> str:
-    """Return a hash of what a result depends on besides the files: Python, packages, processor, settings."""
+    """Return a hash of everything but the files that a result depends on: Python, packages, processor,
+    settings."""
     folders = [Path(folder) for folder in sys.path if Path(folder).is_dir()]
     packages = sorted(found.name for folder in folders for found in folder.glob("*.dist-info"))
     names = sorted(name for name in os.environ if name.startswith("STREAMSERVE_"))
@@ -129,7 +130,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def load(path: Path, environment: str) -> State:
-    """Return what is known of earlier runs; of another environment only the durations."""
+    """Return the records of earlier runs; for another environment only the durations."""
     try:
         state = msgspec.json.decode(path.read_bytes(), type=State)
     except (OSError, msgspec.DecodeError):
@@ -140,7 +141,7 @@ def load(path: Path, environment: str) -> State:
 
 
 def save(path: Path, state: State) -> None:
-    """Replace the file at once."""
+    """Replace the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
@@ -159,12 +160,12 @@ class Recorder:
         self.seconds: dict[str, float] = {}
 
     def expect(self, ids: Iterable[str]) -> None:
-        """Note the tests that will run."""
+        """Record the tests that will run."""
         for test in ids:
             self._remaining.setdefault(_file(test), set()).add(test)
 
     def add(self, report: pytest.TestReport) -> str:
-        """Count a report; returns a line when the last of the near files is done."""
+        """Count a report; return a line of text when the last of the near files is done."""
         name = _file(report.nodeid)
         self.seconds[name] = self.seconds.get(name, 0.0) + report.duration
         if report.failed:
@@ -178,7 +179,7 @@ class Recorder:
         return ""
 
     def done(self) -> set[str]:
-        """Return the files of which every test ran."""
+        """Return the files whose tests have all run."""
         return {name for name, remaining in self._remaining.items() if not remaining}
 
     def _near_outcome(self) -> str:
@@ -283,7 +284,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Plan in the process that hands out the tests; the others are told."""
+    """Make the plan in the main process, and pass it to the other processes."""
     if hasattr(config, "workerinput"):
         config.stash[PLAN] = Plan(*config.workerinput["plan"])
     elif not config.getoption("--full") and not config.getoption("--collect-only"):
@@ -308,7 +309,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files in the plan's order. pytest-randomly has shuffled the tests within them."""
+    """Put files into the plan's order. Within a file, the tests keep the order of pytest-randomly."""
     places = {name: number for number, name in enumerate(config.stash[PLAN].order)}
     items.sort(key=lambda item: places.get(_relative(item.path), len(places)))
 
@@ -318,7 +319,7 @@ def _relative(path: Path) -> str:
 
 
 def main() -> None:
-    """Write the durations that were measured on this machine to the file for all."""
+    """Write the durations that were measured on this machine to the file that all machines share."""
     tree, state = read(), load(STATE, environment())
     seconds = dict(sorted(durations(state, tree).items()))
     DURATIONS.write_text(json.dumps(seconds, indent=1) + "\n")

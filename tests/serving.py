@@ -14,7 +14,7 @@ from tests.command_server import Command
 
 @dataclass
 class Served:
-    """A running server: its process, URL, and what it printed until it was ready."""
+    """A running server: its process, its URL, and its output until it was ready."""
 
     process: Command
     url: str
@@ -22,14 +22,14 @@ class Served:
     seconds: float
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and wait; returns the exit status."""
+        """Send a signal and wait for the end; return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(20)
 
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Served]:
-    """Start a server on a free port; it is ended, and must end, when the block does."""
+    """Start a server on a free port. At the end of the block it is stopped, and must exit."""
     started = time.monotonic()
     process = Command(["serve", *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True)
     try:

@@ -20,7 +20,8 @@ def group_cases(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
 def cases_left_out(cases: list[pytest.Item], strength: int) -> list[pytest.Item]:
     """Return the cases that are not needed for every combination of the values of `strength` parameters.
 
-    Greedy: the case with most combinations that no case before has is taken next, the first of equals.
+    The choice is greedy: the next case is the one with the most combinations that no earlier case has, the
+    first of equals.
     """
     combined = {id(case): combinations_of(values_of(case), strength) for case in cases}
     missing = set().union(*combined.values())
@@ -33,12 +34,12 @@ def cases_left_out(cases: list[pytest.Item], strength: int) -> list[pytest.Item]
 
 
 def combinations_of(values: dict[str, str], strength: int) -> set[Values]:
-    """Return the combinations of so many values; of all there are, if there are fewer."""
+    """Return the combinations of this number of values; of all values if there are fewer."""
     return {frozenset(chosen) for chosen in combinations(values.items(), min(strength, len(values)))}
 
 
 def values_of(case: pytest.Item) -> dict[str, str]:
-    """Return a case's values by parameter, as texts. Parameters that are given together are one."""
+    """Return a case's values by parameter, as texts. Parameters that are given together count as one."""
     params = _callspec(case).params
     together = [_names(marker.args[0]) for marker in case.iter_markers("parametrize")]
     alone = params.keys() - {name for names in together for name in names}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 def parse(source: str | Path) -> ast.Module:
     """Return the tree of a text, or of the text in a file. Python 3.11 raises SystemError if another tree is
-    built at the same time (python/cpython#106905): then this one is built again."""
+    built at the same time (python/cpython#106905): so the tree is built again then."""
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
     for _ in range(3):
         try:

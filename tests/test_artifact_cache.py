@@ -1,4 +1,5 @@
-"""What tests make from equal arguments is made once; a test that changes its copy changes no other."""
+"""Folders that tests make from equal arguments are made once; a test that changes its copy changes no other
+copy."""
 
 import os
 import threading
@@ -10,7 +11,7 @@ from tests.artifact_cache import entry_key, make_once, remove_oldest
 
 
 class Maker:
-    """Writes a folder, and counts how often."""
+    """Writes a folder, and counts its calls."""
 
     def __init__(self, content: bytes = b"weights") -> None:
         self.content, self.calls = content, 0
@@ -38,7 +39,7 @@ def test_equal_arguments_are_made_once(tmp_path: Path) -> None:
     assert maker.calls == 1
     make_once(tmp_path / "c", SOURCE, ["llama", 2], maker, cache)
     assert maker.calls == 2
-    assert len(list(cache.iterdir())) == 2  # and no temporary file
+    assert len(list(cache.iterdir())) == 2  # and no temporary file is left
 
 
 def test_a_changed_copy_changes_no_other(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_the_key_names_arguments_source_and_versions(tmp_path: Path, monkeypatch
     keys.append(entry_key(source, [1]))
     assert len(set(keys)) == 4
     with pytest.raises(TypeError):
-        entry_key(source, [object()])  # what has no JSON cannot be compared
+        entry_key(source, [object()])  # Arguments that JSON cannot represent cannot be compared.
 
 
 def test_entries_used_longest_ago_are_removed(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_makers_of_equal_arguments_may_run_at_once(tmp_path: Path) -> None:
     cache, both = tmp_path / "cache", threading.Barrier(2)
 
     def make(folder: Path) -> None:
-        both.wait(10)  # no process waits for another: each finds no entry
+        both.wait(10)  # No process waits for another: each finds no entry.
         Maker()(folder)
 
     threads = [

@@ -1,4 +1,4 @@
-"""However a command or a script ends, in any stage: no process, folder or shared memory is left.
+"""A command or a script leaves no process, folder or shared memory, however and in whichever stage it ends.
 
 A few cells of the matrix of programs, stages and signals by default, all with --full.
 """
@@ -83,9 +83,9 @@ def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 def wait_for_stage(process: subprocess.Popen[str], stage: str) -> list[psutil.Process]:
-    """Wait for a stage of a program; returns its workers in that stage."""
+    """Wait for a stage of a program; return the program's workers in that stage."""
     program_process = psutil.Process(process.pid)
-    if stage == "imports":  # an early import of the command is loaded, the last one is not
+    if stage == "imports":  # One of the command's first imports is loaded, and the last one is not.
         wait_for(lambda: "msgspec" in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8"))
         return []
     wait_for(program_process.children)
@@ -100,7 +100,7 @@ def wait_for_stage(process: subprocess.Popen[str], stage: str) -> list[psutil.Pr
         assert piece, process.stderr.read() if process.stderr else ""
         printed += piece
         if "generate" in " ".join(program_process.cmdline()):
-            break  # it prints its answer only
+            break  # The program prints only its answer.
     return workers
 
 
@@ -129,7 +129,7 @@ def test_nothing_is_left(
         process.communicate()
     assert [path.name for path in folder.glob("streamserve-*")] == []
     assert {name for name in shared_memory() - before if "pytest" not in name} == set()
-    command = program != "script"  # a script's own traceback is its own
+    command = program != "script"  # A script may print its own traceback.
     if number == signal.SIGINT and command:
         assert process.returncode == (130 if program == "generate" or stage == "imports" else 0)
     assert "Task was destroyed" not in errors
@@ -142,7 +142,8 @@ def test_nothing_is_left(
 def test_nothing_is_left_by_a_start_without_a_fork_server(
     scale: Scale, folder: Path, number: signal.Signals, seconds: float
 ) -> None:
-    """Then no other process removes the folder of one that ends as soon as it has made the folder."""
+    """A start without a fork server leaves nothing, although no other process then removes the folder of a
+    process that ends just after creating it."""
     if not scale.full and (number, seconds) != (signal.SIGTERM, 0.0):
         pytest.skip("with --full")
     process = start("serve", folder, "--no-fork-workers")
@@ -160,8 +161,8 @@ def test_nothing_is_left_by_a_start_without_a_fork_server(
 
 
 def test_a_fork_of_a_killed_script_does_not_keep_a_worker_running(scale: Scale, folder: Path) -> None:
-    """A fork inherits the script's end of the worker's pipe, and its lock, so the worker also checks its
-    parent."""
+    """A fork of a killed script does not keep a worker running. The fork inherits the script's end of the
+    worker's pipe, and its lock, so the worker also checks its parent."""
     if not scale.full:
         pytest.skip("with --full")
     forking = """

@@ -1,4 +1,4 @@
-"""The client for prompt streams, sync and async: a streamed prompt is answered as if sent at once."""
+"""With the sync and the async client, a streamed prompt gets the answer of a prompt sent at once."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def complete_text(server: Served, prompt: str) -> str:
 
 
 def test_the_example_of_the_guide(server: Served) -> None:
-    """docs/guides/prompt-streams.md, as it stands there."""
+    """The example in docs/guides/prompt-streams.md works as it is printed there."""
     guide = (Path(__file__).parents[1] / "docs" / "guides" / "prompt-streams.md").read_text(encoding="utf-8")
     code = guide.partition("    from streamserve.client import PromptStream\n")[2].partition("\n\nWith")[0]
     code = textwrap.dedent(code).replace(
@@ -102,7 +102,7 @@ def test_refusals(server: Served) -> None:
 
 
 def test_a_request_whose_reply_is_lost_is_sent_again(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The edit is applied once, though its reply was lost."""
+    """A request whose reply is lost is sent again, and its edit is applied only once."""
     with PromptStream(server.url, api_key="a-key-of-some-length", **FIELDS) as stream:
         send, lost = stream._http.request, []
 
@@ -120,7 +120,8 @@ def test_a_request_whose_reply_is_lost_is_sent_again(server: Served, monkeypatch
 
 
 def test_an_early_answer_and_its_withdrawal(server: Served) -> None:
-    """The text read before the prompt changed is void; the text after it answers the final prompt."""
+    """An early answer is withdrawn by an edit: text read before it is void, and text after it answers the
+    final prompt."""
     with PromptStream(server.url, api_key="a-key-of-some-length", answer_early=True, **FIELDS) as stream:
         stream.append("Zero.")
         pieces = stream.early()

@@ -1,4 +1,4 @@
-"""A forked command behaves as a started one: outputs, exit status, signals, environment, and its end."""
+"""A forked command behaves like a started one: outputs, exit status, signals, environment, and its end."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""A poison request ends real workers in a phase of a step: it gets one error, the others their text.
-tests/simulate/test_poison.py has the same in virtual time, in greater numbers."""
+"""A poison request that ends real workers in a phase of a step gets one error, and the other requests get
+their text. tests/simulate/test_poison.py tests this in virtual time, with more cases."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ from tests.pairs import fleet, serving, until, wait_until_idle
 
 PHASES = ("prefill", "decode", "draft", "verify", "swap", "transfer")
 READY_SECONDS = 10.0
-"""From the last death of a worker until the server is ready again."""
+"""Maximum seconds from the last death of a worker until the server is ready again."""
 TRIES = 3
 
 
@@ -65,7 +65,7 @@ async def answer(llm: AsyncLLM, name: str, prompt: list[int], tokens: int = 16) 
 
 
 async def survive(llm: AsyncLLM, poison_name: str, count: int, tries: int = TRIES) -> dict[str, object]:
-    """Send the same requests without and with a poison request; returns the measurements."""
+    """Send the same requests without and with a poison request; return the measurements."""
     prompt_list = prompts(count)
     started = time.monotonic()
     expected = await asyncio.gather(*(answer(llm, f"r{n}", prompt) for n, prompt in enumerate(prompt_list)))
@@ -146,7 +146,8 @@ async def test_a_step_that_raises_costs_one_request_and_leaves_a_report(
 async def test_an_error_of_the_device_ends_the_worker_and_its_requests_continue(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The executor of GPUs, whose wait for the device fails once."""
+    """An error of the device ends the worker, and its requests continue. The worker uses the executor of
+    GPUs, whose wait for the device fails once."""
     texts = []
     for fault in ("none run", "device run"):
         inject(monkeypatch, tmp_path, fault)
@@ -196,8 +197,8 @@ async def test_a_poison_among_64_streams(
     scale: Scale,
     record: Callable[..., None],
 ) -> None:
-    """One worker, a pair, and a worker with a draft service; 64 correct texts if the fault only occurs with
-    co-batched requests, else 63 and one error."""
+    """A poison request among 64 streams, with one worker, a pair, and a worker with a draft service: 64 texts
+    are right if the fault only occurs with co-batched requests; otherwise there are 63 and one error."""
     if not scale.full:
         pytest.skip("with --full; one fault is tested above, all of them in virtual time")
     if (topology != "pair" and phase == "transfer") or (topology == "service" and phase == "swap"):
@@ -226,7 +227,8 @@ async def test_a_poison_among_64_streams(
 async def test_a_worker_that_cannot_be_started_is_started_when_possible(
     checkpoint: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """No file descriptor is left for its pipe; open requests wait, and continue with the same text."""
+    """A worker that cannot be started is started as soon as possible. No file descriptor is left for its
+    pipe; open requests wait, and continue with the same text."""
     if not scale.full:
         pytest.skip("with --full; tests/fleet/test_launching.py has it without processes")
     async with serving(checkpoint) as llm:
@@ -251,7 +253,8 @@ async def test_a_worker_that_cannot_be_started_is_started_when_possible(
 async def test_a_long_step_may_finish_and_a_hung_one_is_killed(
     kind: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
 ) -> None:
-    """Both last longer than `stuck_after`; one of them was predicted to last so long."""
+    """A long step may finish, and a hanging one is killed: both last longer than `stuck_after`, and the first
+    was predicted to do so."""
     if not scale.full:
         pytest.skip("with --full; tests/fleet/test_supervisor.py has it without processes")
     inject(monkeypatch, tmp_path, f"{kind} decode")
@@ -266,7 +269,8 @@ async def test_a_long_step_may_finish_and_a_hung_one_is_killed(
 def test_over_http_a_poison_is_one_500_or_one_error_event(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
 ) -> None:
-    """The first token is delivered before its worker dies."""
+    """Over HTTP a poison request gets one 500 or one error event. The first token is delivered before its
+    worker dies."""
     if not scale.full:
         pytest.skip("with --full; the errors of requests are tested in tests/api")
     inject(monkeypatch, tmp_path, "crash decode")

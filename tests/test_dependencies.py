@@ -1,5 +1,5 @@
-"""Dependencies are declared, each with a lower bound; with an upper one where, and only where, their private
-interfaces are used."""
+"""Each dependency is declared with a lower bound. It has an upper bound if and only if its private interfaces
+are used."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ SOURCE = REPOSITORY / "src" / "streamserve"
 PRIVATE_MODULES = {
     "uvicorn": ("uvicorn.protocols", "uvicorn._types"),
 }
-"""Imported modules that their packages do not document, and so may change in any release."""
+"""Modules that are imported although their packages do not document them, so any release may change them."""
 
 PRIVATE_NAMES = {
     "uvicorn": ("_start_asgi_task",),
@@ -29,10 +29,10 @@ PRIVATE_NAMES = {
     "torch": ("_reorder_linear_weight", "_linear_pointwise", "_Options", "_timeout", "_devices"),
     "triton": ("triton.knobs",),
 }
-"""Attributes of the same kind."""
+"""Attributes that are used although their packages do not document them."""
 
 MODULES = {"pyzmq": "zmq", "nixl-cu12": "nixl"}
-"""Packages whose module has another name."""
+"""Module names of packages whose module has another name."""
 
 
 @cache
@@ -47,7 +47,8 @@ def nodes() -> Iterator[ast.AST]:
 
 
 def imported() -> set[str]:
-    """Return the modules that src imports from other packages, dotted; `a.b` for `from a import b` too."""
+    """Return the dotted modules that src imports from other packages; `from a import b` also counts as
+    `a.b`."""
     names: set[str] = set()
     for node in nodes():
         if isinstance(node, ast.Import):
@@ -61,7 +62,7 @@ def imported() -> set[str]:
 def foreign_private_attributes() -> set[str]:
     """Return the attributes with a leading underscore that src uses and does not define."""
     used: set[str] = set()
-    own: set[str] = {"_exit", "_asdict"}  # documented, of os and of named tuples
+    own: set[str] = {"_exit", "_asdict"}  # These are documented: names of os and of named tuples.
     for node in nodes():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             own.add(node.name)

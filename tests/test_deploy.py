@@ -1,5 +1,5 @@
-"""The files in deploy/: what they start exists, names that refer to each other agree, and the manifests have
-the form that Kubernetes wants. No container engine and no cluster runs here."""
+"""The files in deploy/: the commands exist, names that refer to each other agree, and the manifests have the
+form that Kubernetes requires. No container engine and no cluster runs here."""
 
 import shlex
 import shutil
@@ -48,7 +48,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     ("where", "arguments"), list(commands()), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_commands_are_accepted(where: str, arguments: list[str], tmp_path: Path) -> None:
-    """Flags exist, and their values can be combined, with keys in place of those that are mounted."""
+    """Commands are accepted: their flags exist, and the values can be combined. Test keys replace the mounted
+    ones."""
     parsed = typer.main.get_command(app)
     command = parsed.commands[arguments[0]]  # type: ignore[attr-defined]
     command.make_context(arguments[0], list(arguments[1:]))
@@ -149,7 +150,8 @@ def test_the_names_of_services_workers_and_metrics_agree() -> None:
 
 
 def test_a_worker_is_ready_when_it_is_connected_to_the_head() -> None:
-    """The command of the probe, with a port that is free here in place of 7800."""
+    """A worker is ready when it is connected to the head. The probe's command runs with a free port in place
+    of 7800."""
     (container,) = named("StatefulSet", "streamserve-worker")["spec"]["template"]["spec"]["containers"]
     _, flag, code = container["readinessProbe"]["exec"]["command"]
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -176,7 +178,7 @@ def test_the_compose_file_names_what_it_defines() -> None:
     join = parse_endpoint(options(COMPOSE["services"]["worker"]["command"][1:])["join"])
     assert join.host in COMPOSE["services"]
     (port,) = COMPOSE["services"]["head"]["ports"]
-    assert port.startswith("127.0.0.1:"), "other machines reach it only if someone says so"
+    assert port.startswith("127.0.0.1:"), "other machines reach it only if it is configured"
     assert set(COMPOSE["secrets"]) == {"cluster.key", "api-keys", "admin-keys"}
 
 
@@ -202,4 +204,4 @@ def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     code, message = verify(text)
     assert (code, unit.name in message) == (0, False), message
     code, message = verify(text.replace("RestartSec=", "RestartSecs="))
-    assert "RestartSecs" in message, "what it does not know is told"
+    assert "RestartSecs" in message, "systemd reports settings that it does not know"

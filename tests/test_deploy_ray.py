@@ -1,5 +1,5 @@
-"""deploy/kuberay: the server's command is accepted, names that refer to each other agree, and the objects of
-Kubernetes have their form. No cluster and no KubeRay runs here."""
+"""deploy/kuberay: the server's command is accepted, names that refer to each other agree, and Kubernetes'
+objects have the required form. No cluster and no KubeRay runs here."""
 
 import shlex
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_the_command_is_accepted_by_a_server_whose_workers_fit_into_the_pods(tmp
     given = options(arguments)
     keys = tmp_path / "keys"
     keys.write_text("a-key\n")
-    # Ray itself is not needed here: what asks for it is left out.
+    # Ray is not needed here, so the setting that requires it is left out.
     values = {name: str(keys) if name.endswith("key-file") else value for name, value in given.items()}
     assert values.pop("launcher") == "ray"
     environ = {f"STREAMSERVE_{name.upper().replace('-', '_')}": value for name, value in values.items()}

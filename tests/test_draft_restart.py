@@ -1,4 +1,4 @@
-"""A draft service whose worker dies, or whose steps raise: it recovers, and targets go on."""
+"""A draft service whose worker dies or whose steps raise recovers, and targets continue."""
 
 import logging
 import os
@@ -64,7 +64,7 @@ def test_a_dead_worker_is_restarted_at_its_address(tmp_path) -> None:
 
 
 class Poisoned:
-    """A drafter that raises for one token."""
+    """A drafter that raises an exception for one token."""
 
     group = None
 
@@ -88,7 +88,7 @@ class Poisoned:
 
 
 class Running:
-    """A service's threads in this process, with a drafter that raises."""
+    """The threads of a service in this process, with a drafter that raises."""
 
     def __init__(self) -> None:
         self.no_secrets = False
@@ -158,7 +158,7 @@ def test_steps_that_raise_only_affect_their_session(
 def test_a_message_that_raises_only_affects_itself(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception while processing a message, here in creating a secret, only affects that message."""
+    """A message that raises an exception, here while a secret is created, affects no other message."""
     good = target(running, "good")
     assert tree_for(good, 1, [5, 6]) is not None
     running.no_secrets = True

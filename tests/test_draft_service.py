@@ -1,4 +1,5 @@
-"""One draft model for many target servers: the same text, also when service or network fail."""
+"""With one draft model for many target servers, the text is the same, also when the service or the network
+fails."""
 
 import asyncio
 import contextlib
@@ -20,7 +21,8 @@ from tests.drafting import Request, all_answers, local_texts, make_requests, mak
 
 TARGETS = 4
 FLAGS = "--threads", "1", "--no-admission"
-"""Such small models gain nothing from a draft service: it would refuse all targets but one."""
+"""Flags without admission control: such small models gain nothing from a draft service, which would refuse
+all targets but one."""
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +37,13 @@ def shared_service(pair: tuple[str, str]) -> Iterator[Drafting]:
 
 
 def accepted_from_services(llms: list[AsyncLLM]) -> list[int]:
-    """Return the accepted draft tokens of services by target, from its latest report."""
+    """Return by target the number of accepted draft tokens from services, according to its latest report."""
     reports = [llm.report() for llm in llms]
     return [report.remote.accepted if report and report.remote else 0 for report in reports]
 
 
 async def until_accepted(llms: list[AsyncLLM], workload: list[Request], texts: list, name: str) -> list[int]:
-    """Send requests until every target has accepted new draft tokens of a service; texts must not change."""
+    """Send requests until every target has accepted new draft tokens of a service. Texts must not change."""
     deadline = time.monotonic() + 100
     before = accepted_from_services(llms)
     for turn in range(1000):
@@ -55,7 +57,7 @@ async def until_accepted(llms: list[AsyncLLM], workload: list[Request], texts: l
 
 
 async def until_reported(llms: list[AsyncLLM], services: int) -> None:
-    """Wait until every target reports sessions with so many services."""
+    """Wait until every target reports sessions with this number of services."""
 
     def all_say_so() -> bool:
         reports = [llm.report() for llm in llms]
@@ -95,7 +97,7 @@ async def test_text_is_the_same_when_the_service_fails(
             again, _ = await all_answers(llms, workload, "dying")
             assert again == [texts] * len(llms)
             await until_reported(llms, 0)
-            for turn in range(2):  # earlier draft tokens may be reported after the first
+            for turn in range(2):  # Earlier draft tokens may be reported after the first report.
                 before_requests = accepted_from_services(llms)
                 again, _ = await all_answers(llms, workload, f"dead-{turn}")
                 assert again == [texts] * len(llms)
@@ -130,14 +132,15 @@ async def test_each_worker_of_a_server_has_a_session(pair: tuple[str, str], shar
 
 
 def trees(service: Drafting) -> float:
-    """Return the number of trees sent, from its latest report."""
+    """Return the number of trees that the service has sent, according to its latest report."""
     return service.metric("trees_total")
 
 
 async def test_sequences_share_two_services_and_go_on_at_one_when_the_other_dies(
     pair: tuple[str, str], scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Two services for N targets: every target uses both, until the one that has drafted most dies."""
+    """Sequences share two services, and continue with one when the other dies: every target uses both until
+    the service with the most drafts dies."""
     target, draft = pair
     workload = make_requests(scale.pick(4, 8), 1)
     texts, _ = local_texts(target, "none", workload)
@@ -168,7 +171,8 @@ async def test_sequences_share_two_services_and_go_on_at_one_when_the_other_dies
 async def test_a_target_with_kv_of_8_bits_takes_draft_tokens(
     pair: tuple[str, str], shared_service: Drafting, scale: Scale
 ) -> None:
-    """The service's own KV is in its model's data type: only draft tokens travel."""
+    """A target with 8-bit KV accepts draft tokens. The service's KV has its model's data type, as only draft
+    tokens are sent."""
     if not scale.full:
         pytest.skip("with --full; rows of tests/combinations/test_live.py have it too")
     target, _ = pair
@@ -182,8 +186,8 @@ async def test_a_target_with_kv_of_8_bits_takes_draft_tokens(
 async def test_a_missing_service_is_logged_and_used_when_it_starts(
     pair: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With the documented flags: `keys new`, --key, --clients, --share, --explain; the log has a line for
-    each session, without its texts."""
+    """A missing service is logged, and used once it starts, with the documented flags: `keys new`, --key,
+    --clients, --share, --explain. The service logs a line for each session, without its texts."""
     target, draft = pair
     workload = make_requests(2, 3)
     texts, _ = local_texts(target, "none", workload)

@@ -1,4 +1,5 @@
-"""Which checkpoints embed, and how, by their files; settings that make no sense for them are refused."""
+"""The files of a checkpoint decide whether and how it embeds; settings that do not apply to it are
+refused."""
 
 import json
 from pathlib import Path

@@ -73,7 +73,7 @@ def sent(served: Served, method: str, path: str, body: Any) -> Any:
 
 
 def answer(served: Served, *messages: Any, **fields: Any) -> Any:
-    """Return the message that follows these."""
+    """Return the message that the packaged model answers to these messages."""
     body = {"messages": messages, "temperature": 0, "max_tokens": 64, **fields}
     return sent(served, "POST", "/v1/chat/completions", body)["choices"][0]["message"]
 

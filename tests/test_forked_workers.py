@@ -1,5 +1,5 @@
-"""Workers that are forked by the fork server: what they share with started ones, and what happens when the
-fork server dies or no longer fits."""
+"""Workers forked by the fork server equal started workers, and continue when the fork server dies or no
+longer fits."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from tests.processes import words, workers_below
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 STATUS = ("Umask", "NoNewPrivs", "Seccomp", "SigBlk", "SigIgn", "SigCgt", "CapEff")
-"""Lines of /proc/PID/status that a forked worker has in common with a started one."""
+"""Lines of /proc/PID/status that a forked worker must have in common with a started one."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def used(server: ForkServer) -> Iterator[None]:
-    """Let workers be forked by `server`."""
+    """Let `server` fork the workers."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("worker_process", "child_process"):
             patch.setattr(f"streamserve.fleet.{module}.fork_server", lambda: server)
@@ -55,7 +55,7 @@ def used(server: ForkServer) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[ForkServer]:
-    """A fork server of these tests alone."""
+    """A fork server for these tests only."""
     with used(server := ForkServer()):
         yield server
 
@@ -72,12 +72,12 @@ def worker_of(llm: LLM) -> psutil.Process:
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "still not so"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
 
 
 def facts(process: psutil.Process) -> dict[str, object]:
-    """Return what lists of processes, files and signals show of a worker."""
+    """Return the properties of a worker that lists of processes, files and signals show."""
     folder = Path(f"/proc/{process.pid}")
     lines = (line.partition(":") for line in (folder / "status").read_text().splitlines())
     status = {name: value.strip() for name, _, value in lines if name in STATUS}
@@ -162,10 +162,10 @@ def test_a_worker_with_another_environment_has_a_fork_server_of_its_own(
             other = own_server.pid
             patch.delenv("OMP_NUM_THREADS")
             with LLM(str(checkpoint)):
-                assert own_server.pid == before, "the first one was kept"
+                assert own_server.pid == before, "the first fork server is kept"
             assert other != before
             assert text(third)
-        worker_of(llm).kill()  # its fork server still knows how it ended
+        worker_of(llm).kill()  # The fork server still reports how the worker ended.
         until(lambda: llm._llm._runtime.fleet.incidents().deaths == 1)
         assert "SIGKILL" in caplog.text
 
@@ -177,7 +177,7 @@ def test_a_forked_worker_has_the_folder_and_processors_of_its_parent(
     processors = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {max(processors)})
-        with LLM(str(checkpoint), threads=len(processors) + 1) as llm:  # too many to be pinned
+        with LLM(str(checkpoint), threads=len(processors) + 1) as llm:  # too many threads to be pinned
             assert worker_of(llm).cwd() == str(tmp_path)
             assert os.sched_getaffinity(worker_of(llm).pid) == {max(processors)}
     finally:
@@ -344,7 +344,8 @@ def test_a_start_that_is_given_up_leaves_no_process(own_server: ForkServer) -> N
 def test_the_input_of_a_program_is_closed_once(
     own_server: ForkServer, monkeypatch: pytest.MonkeyPatch, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
-    """Between two closes of a number, a thread may open another file that gets it."""
+    """The input of a program is closed once: after a second close of the same number, another thread's file
+    could be closed."""
     open_before: list[bool] = []
 
     class Pipe(io.FileIO):

@@ -1,4 +1,4 @@
-"""A GGUF file is served by its path: chats, grammars and settings work as with a folder."""
+"""A GGUF file is served by its path: chats, grammars and settings work as for a folder."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models on a GPU say that this version has not yet run on one, until there are results of one."""
+"""As long as there are no results from a GPU, serving on a GPU warns that this version has not run on one."""
 
 import subprocess
 import sys

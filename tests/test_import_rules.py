@@ -1,4 +1,5 @@
-"""Import rules: which package may import which, which stay free of tensors, and what tests may share."""
+"""Import rules: which package may import which, which packages stay free of tensors, and what tests may
+share."""
 
 import ast
 import re
@@ -69,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "extras.responses": {"api", "protocol", "text"},
     "extras.web_page": {"api", "protocol"},
 }
-"""The packages that each package may import. All may import the top-level package (the version).
+"""The packages that each package may import. Every package may import the top-level package (the version).
 
 Each optional part is a package by itself. No rule names one: see COMPOSITION_ROOTS.
 """
@@ -80,8 +81,8 @@ COMPOSITION_ROOTS: dict[str, set[str]] = {
     "llm/launchers.py": {"cluster"},
     "workers/kv_ports.py": {"nixl"},
 }
-"""The only files outside `extras` that import optional parts, and which parts: they are what a server, a
-command or a worker is composed of."""
+"""The only files outside `extras` that import optional parts, and the parts. A server, a command or a worker
+is composed in these files."""
 
 PURE_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserve"}
 
@@ -93,7 +94,7 @@ def nodes(file: Path) -> list[ast.AST]:
 
 
 def imports(file: Path) -> set[str]:
-    """Modules that a file imports anywhere in it, dotted."""
+    """Return the dotted names of the modules that a file imports anywhere."""
     modules: set[str] = set()
     for node in nodes(file):
         if isinstance(node, ast.Import):
@@ -105,7 +106,8 @@ def imports(file: Path) -> set[str]:
 
 
 def imported_names(file: Path) -> set[str]:
-    """Modules that a file imports, and names that it imports from modules, which may be modules too."""
+    """Return the modules that a file imports, and the names that it imports from modules, which may be
+    modules too."""
     froms = [node for node in nodes(file) if isinstance(node, ast.ImportFrom)]
     return imports(file) | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
@@ -158,8 +160,8 @@ def test_no_rule_names_an_optional_part() -> None:
 
 
 def parts(package: str) -> dict[str, set[str]]:
-    """Return the folders and files of a package, and which others of them each one imports: anywhere, in
-    functions and for type checking too."""
+    """Return the folders and files of a package, and for each the others that it imports: anywhere, also in
+    functions and for type checking."""
     names = {entry.stem for entry in (SOURCE / package).iterdir() if entry.suffix == ".py" or entry.is_dir()}
     imported: dict[str, set[str]] = {name: set() for name in names}
     prefix = f"streamserve.{package}."
@@ -185,7 +187,8 @@ def test_no_circles_within_a_package(package: str) -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    """`streamserve/__init__.py` is left out: it imports LLM when that is first used."""
+    """No files import each other in a circle. `streamserve/__init__.py` is left out: it imports LLM when that
+    is first used."""
     modules = {}
     for file in sorted(SOURCE.rglob("*.py")):
         module = ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -236,7 +239,7 @@ def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
     ],
 )
 def test_packages_without_torch(package: str) -> None:
-    lazily = {"text/tokenizer.py": {"transformers"}}  # for folders without a tokenizer.json
+    lazily = {"text/tokenizer.py": {"transformers"}}  # used for folders without a tokenizer.json
     for file in files(package):
         heavy = {module.partition(".")[0] for module in imports(file)} & {"torch", "transformers"}
         assert heavy <= lazily.get(str(file.relative_to(SOURCE)), set())
@@ -294,13 +297,13 @@ NAMES_A_TEST = re.compile(r"^\s*(from|import) tests\b.*(\btest_|\($)", re.MULTIL
 
 
 def test_test_files_import_no_other_test_file() -> None:
-    """What test files share is in conftest.py or in helper modules."""
+    """Test files import no other test file. Shared code is in conftest.py or in helper modules."""
     files = sorted(TESTS.rglob("*.py"))
     names = {".".join(file.relative_to(TESTS.parent).with_suffix("").parts) for file in files}
     test_files = {name for name in names if name.rpartition(".")[2].startswith("test_")}
     assert f"tests.{Path(__file__).stem}" in test_files
     for file in files:
-        if NAMES_A_TEST.search(file.read_text(encoding="utf-8")):  # building all trees takes seconds
+        if NAMES_A_TEST.search(file.read_text(encoding="utf-8")):  # Building all trees takes seconds.
             assert not imported_names(file) & test_files, file.relative_to(TESTS)
 
 
@@ -311,7 +314,7 @@ def test_imports_of_test_files_are_found(tmp_path: Path) -> None:
 
 
 def test_no_two_classes_have_the_same_name() -> None:
-    """One word for one thing: a reader who searches for a class finds one."""
+    """No two classes have the same name, so a reader who searches for a class finds only one."""
     places: dict[str, list[str]] = {}
     for file in sorted(SOURCE.rglob("*.py")):
         for node in nodes(file):
@@ -321,7 +324,8 @@ def test_no_two_classes_have_the_same_name() -> None:
 
 
 def test_the_load_client_can_be_used_alone() -> None:
-    """Only its command imports other packages: a measurement shares no code with the measured server."""
+    """The load client can be used alone: only its command imports other packages, so a measurement shares no
+    code with the measured server."""
     for file in files("extras.bench"):
         if file.stem != "cli":
             own = {name for name in imports(file) if name.startswith("streamserve.")}

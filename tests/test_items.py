@@ -1,4 +1,4 @@
-"""The items that a request's events are converted to."""
+"""A request's events are converted to the right items."""
 
 import time
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def test_usage_ignores_queueing_and_cached_tokens_after_a_preemption(tmp_p
 async def test_draft_tokens_after_a_stop_string_are_not_accepted_ones(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path))
     ids = tokenizer.encode("abSTOPxyzw", add_special_tokens=False)
-    assert len(ids) == 10, "a token for each character"
+    assert len(ids) == 10, "one token for each character"
 
     async def steps() -> AsyncIterator[list[Event]]:
         yield [Token("r", 1, 0, 0, ids[0])]
@@ -44,12 +44,13 @@ async def test_draft_tokens_after_a_stop_string_are_not_accepted_ones(tmp_path: 
     params = SamplingParams(max_tokens=20, stop=("STOP",))
     usage = await read_usage(steps(), params, tmp_path)
     assert usage.completion_tokens == 6
-    assert usage.accepted_tokens == 1 + 3, "of the second step S, T and O are delivered, and P is the end"
+    assert usage.accepted_tokens == 1 + 3, "S, T and O of the second step are delivered, and P ends the text"
     assert usage.drafted_tokens == 10
 
 
 async def test_a_completion_of_a_sentencepiece_model_keeps_its_first_space(tmp_path: Path) -> None:
-    """In the text, and in the offsets of log-probabilities: a token is at its offset in prompt and text."""
+    """A completion of a SentencePiece model keeps its first space, in the text and in the offsets of
+    log-probabilities: each token is at its offset in prompt and text."""
     tokenizer = Tokenizer.from_folder(sentencepiece_folder(tmp_path))
     prompt = EncodedPrompt(tokenizer.encode("hello,"), "hello,")
     ids = tokenizer.encode("world, hello", add_special_tokens=False)
@@ -74,7 +75,7 @@ async def test_a_completion_of_a_sentencepiece_model_keeps_its_first_space(tmp_p
 
 
 class FakeRuntime:
-    """Takes cancellations."""
+    """A runtime that records cancellations."""
 
     async def cancel(self, request: str, choice: int) -> None:
         pass

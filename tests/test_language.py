@@ -46,18 +46,19 @@ REPLACED = {
     "unserved": "unsupported",
     "warmth": "keep-warm controller",
 }
-"""Words as regular expressions, and what is said instead."""
+"""Words as regular expressions, and their replacements."""
 
 ALLOWED = {
     "src/streamserve/embedded": "the packaged model's vocabulary",
     "packaged_model/embedded_data": "texts that the packaged model is trained on",
     "tests/test_language.py": "the list itself",
 }
-"""Files and folders in which any word is right, and why."""
+"""Files and folders in which any word is allowed, and why."""
 
 KINDS = {".py", ".md", ".cpp", ".h", ".html", ".toml"}
 WORD = re.compile(f"(?:{'|'.join(REPLACED)})(?![a-z])")
-"""A replaced word in lower case, if no letter comes before it: to look for that first is slow."""
+"""A replaced word in lower case. That no letter comes before it is checked separately, since a regular
+expression would be slow."""
 
 
 def tracked() -> list[str]:
@@ -68,7 +69,7 @@ def tracked() -> list[str]:
 
 
 def instead_of(word: str) -> str:
-    """Return what is said instead of a word that was found."""
+    """Return the replacement of a word that was found."""
     return next(new for old, new in REPLACED.items() if re.fullmatch(old, word))
 
 

@@ -1,5 +1,5 @@
-"""Real workers, killed or stopped at a lifecycle event of a request: at each event with --full;
-tests/simulate has the same in virtual time."""
+"""Real workers that are killed or stopped at a lifecycle event of a request cost time, not text. All events
+run with --full; tests/simulate tests them in virtual time."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path, scale: Scale) -> tuple[list[Request], list[object]]:
-    """The requests, and the answers of one worker without faults."""
+    """The requests, and the answers of a single worker without faults."""
     requests = make_requests(12, scale.seed)
     return requests, asyncio.run(undisturbed(checkpoint, requests))
 
@@ -53,7 +53,8 @@ async def test_a_worker_lost_at_an_event_costs_time_never_text(
     monkeypatch: pytest.MonkeyPatch,
     record: Callable[..., None],
 ) -> None:
-    """A draining pair reaches the lifecycle events of its open requests."""
+    """A worker that is lost at an event costs time and never changes the text. A draining pair reaches the
+    lifecycle events of its open requests."""
     if not scale.full and (event, victims, signals) not in ALWAYS:
         pytest.skip("with --full")
     rounds = ROUNDS if scale.full else 1
@@ -68,13 +69,13 @@ async def test_a_worker_lost_at_an_event_costs_time_never_text(
     recovered = []
     resume.touch()
     async with serving(checkpoint, pairs=1, **SETTINGS) as llm:
-        await llm.check_grammar(NUMBERS, "grammar")  # so that all requests can be sent at once
+        await llm.check_grammar(NUMBERS, "grammar")  # so that all requests can be sent at the same time
         for attempt in range(1, 1 + rounds):
             reached.unlink(missing_ok=True)
             resume.unlink()
             await_event(tmp_path, attempt, 1 + attempt % 3, awaited)
             working = await send_until(reached, llm, requests, expected)
-            if draining:  # with the requests sent before
+            if draining:  # included are the requests sent before
                 await llm.drain(victims[0], True)
             before = {victim: fleet(llm).workers[victim].incarnation for victim in victims}
             for victim in victims:

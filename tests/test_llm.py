@@ -1,4 +1,4 @@
-"""The library: one call from prompts to outputs in vLLM's shape."""
+"""`LLM` turns prompts into outputs in a single call, in vLLM's shape."""
 
 import json
 import signal
@@ -88,7 +88,7 @@ def test_an_interrupted_call_leaves_no_request_running(llm: LLM) -> None:
         return report
 
     until(lambda: llm.report() is not None)
-    until(lambda: report().running == 0)  # the last report may be of a test before
+    until(lambda: report().running == 0)  # The last report may be from an earlier test.
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
@@ -99,7 +99,7 @@ def test_an_interrupted_call_leaves_no_request_running(llm: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def recommending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """An LLM of a checkpoint that recommends what makes every choice greedy."""
+    """A model whose checkpoint recommends sampling settings that make every choice greedy."""
     folder = make_checkpoint(tmp_path_factory.mktemp("recommending"), max_position_embeddings=128)
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 1}))
     with LLM(str(folder), threads=1, log_level="warning") as llm:

@@ -1,4 +1,4 @@
-"""Many streaming clients: all are served up to the limit; the excess is refused at once, without an effect on
+"""Many streaming clients are served up to the limit; further ones are refused at once, without an effect on
 accepted requests."""
 
 import asyncio
@@ -38,7 +38,7 @@ def body(number: int, tokens: int) -> dict[str, object]:
 
 
 async def send_request(client: httpx.AsyncClient, request: dict[str, object], stats: ClientStats) -> bool:
-    """Send one request and read its reply; returns whether it was accepted. Raises if the reply is
+    """Send one request and read its reply; return whether it was accepted. Raises if the reply is
     incomplete."""
     started = time.perf_counter()
     async with client.stream("POST", "/v1/completions", json=request) as reply:
@@ -69,7 +69,8 @@ def connections(url: str, count: int) -> httpx.AsyncClient:
 async def test_all_of_many_streaming_clients_are_served_in_bounded_memory(
     tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """All at the same time, with far fewer sequence slots: most of them wait, none is lost."""
+    """All of many streaming clients are served in bounded memory: they connect at the same time and there are
+    far fewer sequence slots, so most of them wait, and none is lost."""
     clients, tokens = scale.pick(40, 500), scale.pick(20, 100)
     with serving(str(make_checkpoint(tmp_path)), *FLAGS) as served:
         api_process = psutil.Process(served.process.pid)
@@ -93,7 +94,7 @@ async def test_all_of_many_streaming_clients_are_served_in_bounded_memory(
         seconds = time.monotonic() - started
         assert all(answers)
         growth = [(after - then) / 1e6 for after, then in zip(peak, before, strict=True)]
-        assert growth[0] < 100  # MB: 500 clients have 0.2 MB each
+        assert growth[0] < 100  # MB; 500 clients have 0.2 MB each
         record(
             clients=clients,
             tokens_each=tokens,
@@ -107,9 +108,9 @@ async def test_all_of_many_streaming_clients_are_served_in_bounded_memory(
 async def test_at_twice_the_capacity_the_excess_is_refused_without_an_effect_on_the_others(
     tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """As many clients as there are slots, each sending its next request after a reply; then twice as many,
-    which retry after Retry-After. Rounds of both alternate. The model is large enough for the engine, not the
-    client, to be the bottleneck."""
+    """At twice the capacity, the excess is refused without an effect on the others. As many clients as slots
+    send request after request; then twice that number, with retries after Retry-After. Rounds of both
+    alternate. The model is large enough that the engine is the bottleneck, not the client."""
     slots, rounds, seconds = 8, scale.pick(1, 5), scale.pick(2, 3)
     flags = ("--max-num-seqs", str(slots), "--max-requests", str(slots), "--backend", "reference", *FLAGS)
     model = make_checkpoint(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
@@ -136,8 +137,8 @@ async def test_at_twice_the_capacity_the_excess_is_refused_without_an_effect_on_
                 for total, round_stats in ((at_capacity, capacity_round), (at_twice, twice_round)):
                     total.first_tokens += round_stats.first_tokens
                     total.refusals += round_stats.refusals
-    assert len(at_twice.refusals) >= slots  # each of the excess clients, at least once
-    # The short rounds of a small run differ by other load on the machine, here and below.
+    assert len(at_twice.refusals) >= slots  # Each excess client was refused at least once.
+    # Here and below, the short rounds of a small run vary with other load on the machine.
     assert len(at_twice.first_tokens) >= (len(at_capacity.first_tokens) / 2 if scale.full else slots)
     refused = statistics.median(at_twice.refusals)
     assert refused < (1.0 if scale.full else 10.0)

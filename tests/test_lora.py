@@ -1,5 +1,5 @@
-"""LoRA adapters as users have them: over HTTP with the official client, in scripts by name, on stream pairs,
-and over the death of a worker."""
+"""LoRA adapters work for users: over HTTP with the official client, in scripts by name, on stream pairs, and
+across the death of a worker."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 
 @pytest.fixture(scope="module")
 def expected(base: Path, adapters: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The texts of the base, and of the base with each adapter merged into its weights."""
+    """Return the texts of the base model, and of the base model with each adapter merged into its weights."""
     merged = [
         merge(base, adapter, tmp_path_factory.mktemp("merged") / adapter.name) for adapter in adapters[:2]
     ]

@@ -1,4 +1,5 @@
-"""A pool of models: loaded for requests within the budget, unloaded when idle, never while in use."""
+"""A pool of models loads models for requests within its budget, unloads idle ones, and never one that is in
+use."""
 
 import asyncio
 import random
@@ -16,7 +17,7 @@ from streamserve.protocol.errors import CheckpointError, FleetError, RequestErro
 
 @dataclass
 class FakeModel:
-    """A model whose load takes a few turns of the loop, and may fail."""
+    """A model that takes a few turns of the event loop to load, and may fail."""
 
     error: Exception | None = None
     fails: asyncio.Event = field(default_factory=asyncio.Event)

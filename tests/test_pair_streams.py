@@ -1,4 +1,4 @@
-"""Prompt streams on a stream pair with real workers: pushed while they arrive, and the same text."""
+"""Prompt streams on a stream pair of real workers are pushed while they arrive, and the text is the same."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ async def answer(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> li
 async def stream(
     llm: AsyncLLM, parts: list[list[int]], tail: list[int], params: SamplingParams, early: bool
 ) -> list[int]:
-    """Send the parts one by one, each of them once the last one is computed and pushed; return the answer."""
+    """Send the parts one by one, each after the previous one is computed and pushed; return the answer."""
     name, transfers = f"stream{params.seed}", fleet(llm).transfers
     opened = await llm.open(params, request_id=name, answer_early=early)
     try:

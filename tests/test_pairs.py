@@ -1,4 +1,4 @@
-"""Stream pairs as users run them: the same text as one worker's, also when workers die."""
+"""Stream pairs give users the text of one worker, also when workers die."""
 
 import asyncio
 import os
@@ -74,7 +74,7 @@ async def test_pairs_give_the_text_of_one_worker(
     expected = await one_workers(requests)
     async with serving(checkpoint, **pools) as llm:
         assert await answers(llm, requests) == expected
-        again = await answers(llm, requests)  # what decode workers hold now is not sent again
+        again = await answers(llm, requests)  # Blocks that decode workers already hold are not sent again.
         assert again == expected
         await wait_until_idle(llm)
         report = llm.report()
@@ -88,7 +88,7 @@ async def test_pairs_give_the_text_of_one_worker(
 
 
 def transferred(llm: AsyncLLM) -> TransferReport:
-    """Return the counters of KV transfers by the last report."""
+    """Return the counters of KV transfers, according to the last report."""
     report = llm.report()
     assert report is not None
     assert report.transfer is not None
@@ -96,18 +96,18 @@ def transferred(llm: AsyncLLM) -> TransferReport:
 
 
 async def test_pairs_with_kv_of_8_bits_send_half_the_bytes(tmp_path: Path, scale: Scale) -> None:
-    """The text is that of one worker with KV of 8 bits, scales included, and a worker with other KV has
-    another fingerprint."""
+    """Pairs with 8-bit KV send half the bytes. The text equals that of one worker with 8-bit KV, scales
+    included, and a worker with another KV format has another fingerprint."""
     folder = make_checkpoint(tmp_path, dtype="bfloat16", head_dim=64)
     requests = make_requests(16, scale.seed)
     sent, fingerprints = [], set()
     for kv in ("auto", "int8"):
         expected = None
-        if scale.full or kv == "int8":  # the text with other KV is tested above
+        if scale.full or kv == "int8":  # The text with another KV format is tested above.
             async with serving(folder, kv_cache_dtype=kv) as llm:
                 expected = await answers(llm, requests)
         async with serving(folder, kv_cache_dtype=kv, pairs=1) as llm:
-            for request in requests[:6]:  # one at a time: what is sent does not depend on the load
+            for request in requests[:6]:  # One at a time, so that the bytes sent do not depend on the load.
                 await answers(llm, [request])
                 await wait_until_idle(llm)
             sent.append(transferred(llm).sent_bytes)
@@ -118,7 +118,9 @@ async def test_pairs_with_kv_of_8_bits_send_half_the_bytes(tmp_path: Path, scale
             assert not transferred(llm).failed
             caches = [worker.ready.cache for worker in fleet(llm).workers.values() if worker.ready]
             fingerprints |= {cache.fingerprint for cache in caches if cache}
-    assert 0.4 < sent[1] / sent[0] < 0.75, "68 bytes for 128, and blocks that are sent again as they fill"
+    assert 0.4 < sent[1] / sent[0] < 0.75, (
+        "68 bytes in place of 128, and blocks that are sent again as they fill"
+    )
     assert len(fingerprints) == 2
 
 
@@ -153,7 +155,8 @@ async def test_workers_lost_at_random_times_cost_time_never_text(
     signals: signal.Signals,
     record: Callable[..., None],
 ) -> None:
-    """A stopped worker is killed when it has been silent for `stuck_after`, as requests wait for it."""
+    """Workers that are lost at random times cost time and never change the text. A stopped worker is killed
+    after `stuck_after` seconds of silence, as requests wait for it."""
     if not scale.full:
         pytest.skip("with --full; tests/test_lifecycle_events.py has one death of each kind")
     rng = random.Random(scale.seed)
@@ -196,7 +199,8 @@ async def test_tampered_transfer_reservations_are_refused_and_the_prompts_recomp
     scale: Scale,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One forged, one stale, one duplicated, one truncated in transit."""
+    """Tampered transfer reservations are refused and the prompts recomputed: a forged, a stale, a duplicated
+    and a truncated one."""
     requests = make_requests(16, scale.seed)
     expected = await one_workers(requests)
     async with serving(checkpoint, pairs=1) as llm:
@@ -236,7 +240,7 @@ async def test_without_a_ready_pair_clients_wait_for_it(checkpoint: Path) -> Non
     requests = make_requests(2, 5)
     async with serving(checkpoint, pairs=1) as llm:
         expected = await answers(llm, requests)
-        fleet(llm).workers["prefill-0"].recent_losses = 2  # so that it is not started for a second
+        fleet(llm).workers["prefill-0"].recent_losses = 2  # Its restart is delayed by a second.
         for worker in ("prefill-0", "decode-0"):
             os.kill(llm.process_id(worker), signal.SIGKILL)
         await until(lambda: not any(worker.ready for worker in fleet(llm).workers.values()))
@@ -250,7 +254,8 @@ async def test_without_a_ready_pair_clients_wait_for_it(checkpoint: Path) -> Non
 
 
 async def test_a_request_refused_by_one_worker_leaves_nothing_on_the_other(checkpoint: Path) -> None:
-    """More choices than the decode worker runs at once: refused, and the blocks of the prompt are free."""
+    """A request that one worker refuses leaves nothing on the other: with more choices than the decode worker
+    runs at a time, it is refused, and the blocks of its prompt are free."""
     limits = {"prefill_max_num_seqs": 2, "decode_max_num_seqs": 1}
     params = SamplingParams(temperature=0, n=2, max_tokens=8, ignore_eos=True, logprobs=2)
     async with serving(checkpoint, pairs=1, **limits) as llm:

@@ -1,5 +1,5 @@
-"""Stream pairs whose models are on a device, here the CPU in plain torch: KV lands in host memory, and the
-text is that of one worker."""
+"""Stream pairs with models on a device (here the CPU, in plain torch) give the text of one worker. KV arrives
+in host memory."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_pairs_on_a_device_give_the_text_of_one_worker(
     checkpoint: Path, scale: Scale, transport: str, draft: str, record: Callable[..., None]
 ) -> None:
-    """As processes, of which each dies once."""
+    """Pairs on a device give the text of one worker, as processes that die once each."""
     if not scale.full:
         pytest.skip("with --full: servers")
     folder, requests = checkpoint, make_requests(40, scale.seed)
@@ -60,7 +60,8 @@ async def test_pairs_on_a_device_give_the_text_of_one_worker(
 
 
 def tokens_of(answered: list[dict[int, list[tuple[int, float]]]]) -> list[dict[int, list[int]]]:
-    """The bits of a row depend on its batch, so log-probabilities differ in their last digits."""
+    """Return only tokens: the bits of a row depend on its batch, so log-probabilities differ in their last
+    digits."""
     return [{choice: [token for token, _ in pairs] for choice, pairs in one.items()} for one in answered]
 
 

@@ -1,5 +1,5 @@
-"""All features at once on stream pairs: with greedy and seeded sampling, draft tokens, grammars, stop strings
-and edits, on both transports and in both precisions, the text is that of one worker without speculation."""
+"""With all features at once, stream pairs give the text of one worker without speculation: greedy and seeded
+sampling, draft tokens, grammars, stop strings and edits, on both transports and in both precisions."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mixed(count: int, seed: int) -> list[Request]:
-    """Every fifth request has a grammar, of the others every seventh stops at a string."""
+    """Return requests of which every fifth has a grammar, and of the others every seventh a stop string."""
     result = []
     for number, (prompt, params) in enumerate(make_requests(count, seed)):
         if number % 7 == 0 and params.grammar is None:

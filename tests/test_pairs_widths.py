@@ -1,5 +1,5 @@
-"""Stream pairs with weights of 8 and 4 bits, speculation and KV of either width: the text of one worker, also
-when both workers die."""
+"""Stream pairs with 8-bit and 4-bit weights, speculation, and KV in either width give the text of one worker,
+also when both workers die."""
 
 import asyncio
 import os

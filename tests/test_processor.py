@@ -1,4 +1,4 @@
-"""What a run says about its processor: which lesser one its seed chooses, and what tests left out."""
+"""A run reports the lesser processor that its seed chooses, and the tests that were left out."""
 
 from types import SimpleNamespace
 from typing import Any

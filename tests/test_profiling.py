@@ -1,4 +1,4 @@
-"""`streamserve profile` as users run it, and the profile that a server measures at its start."""
+"""`streamserve profile` works for users, and a server measures a profile at its start."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ SMALL = ("--backend", "reference", "--threads", "1", "--max-model-len", "64", "-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of profiles, for this process and those it starts."""
+    """The folder of profiles, for this process and the processes that it starts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return user_profiles().folder
 

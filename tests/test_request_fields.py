@@ -1,4 +1,4 @@
-"""A request that AsyncLLM refuses names the field, also where msgspec found the wrong type."""
+"""A request that AsyncLLM refuses gets an error that names the field, also if msgspec found a wrong type."""
 
 from types import SimpleNamespace
 from typing import Any

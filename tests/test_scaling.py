@@ -1,4 +1,4 @@
-"""Workers that are added and removed while a server of real processes answers."""
+"""Workers can be added and removed while a server of real processes answers."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_workers_are_added_and_removed_while_serving(checkpoint: Path, scale: Scale) -> None:
-    """The worker of the start is removed while it answers: its requests continue on the added one."""
+    """The initial worker is removed while it answers, and its requests continue on the added worker."""
     requests = make_requests(scale.pick(12, 60), scale.seed)
     async with serving(checkpoint, max_workers=2) as llm:
         first = psutil.Process(llm.process_id("unified-0"))

@@ -1,4 +1,4 @@
-"""The scripted checkpoint writes its replies, in pieces that depend on the seed."""
+"""The scripted checkpoint generates its replies, in pieces that depend on the seed."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 def written(folder: Path, messages: list[dict[str, str]], tools: bool = True, tokens: int = 80) -> str:
-    """Return what transformers' own model writes greedily."""
+    """Return the text that transformers' model generates greedily."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     prompt = tokenizer.apply_chat_template(

@@ -1,4 +1,5 @@
-"""A plain run does first what a change can affect, and leaves out what passed and cannot be affected."""
+"""A plain run starts with the tests that a change can affect, and leaves out tests that passed and cannot be
+affected."""
 
 import os
 import re
@@ -60,7 +61,7 @@ def test_passes_of_another_environment_do_not_count(tmp_path: Path) -> None:
 
 
 class Repository:
-    """A small repository with this selection, whose tests run in a process."""
+    """A small repository with this selection of tests, which run in a separate process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,12 +90,12 @@ class Repository:
         (self.folder / name).write_text(text)
 
     def run(self, *arguments: str, **environment: str) -> tuple[list[str], str]:
-        """Run pytest; returns the files whose tests ran, in order, and the output."""
+        """Run pytest; return the files whose tests ran, in order, and the output."""
         variables = {
             name: value for name, value in os.environ.items() if name != "CI" and "PYTEST" not in name
         }
         variables |= {"PYTHONPATH": f"{self.folder}:{self.folder / 'src'}", **environment}
-        # Python takes a file of the same second and size for the one that it has compiled.
+        # Python would reuse the compiled file for a file with the same second and size.
         variables["PYTHONDONTWRITEBYTECODE"] = "1"
         variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than these tests
         command = [sys.executable, "-m", "pytest", "-vv", "-p", "xdist", *arguments]
@@ -131,7 +132,7 @@ def test_a_change_runs_what_it_affects(repository: Repository) -> None:
     assert "1 files nearest to the change: no test failed" in output
     assert sorted(repository.run("--all")[0]) == ["a", "b"]
     assert sorted(repository.run(CI="true")[0]) == ["a", "b"]
-    assert repository.run("tests/test_a.py")[0] == ["a"], "what is named runs"
+    assert repository.run("tests/test_a.py")[0] == ["a"], "named files run"
 
 
 def test_failed_files_run_until_they_pass(repository: Repository) -> None:
@@ -144,7 +145,7 @@ def test_failed_files_run_until_they_pass(repository: Repository) -> None:
     assert repository.run()[0] == ["a", "b"], "the failed one first"
     repository.write("src/streamserve/a.py", "VALUE = 1\n")
     assert repository.run("-k", "value", "tests/test_a.py")[0] == ["a"]
-    assert repository.run()[0] == ["a"], "a part of its tests is no pass"
+    assert repository.run()[0] == ["a"], "a run of only some tests is not recorded as passed"
     assert repository.run()[0] == []
 
 

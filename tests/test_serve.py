@@ -1,4 +1,4 @@
-"""`streamserve serve` as users run it: the banner, the command it prints, signals, errors."""
+"""`streamserve serve` works for users: the banner, the command that it prints, signals, errors."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> N
 
 
 def maps_torch(process: int) -> bool:
-    """Whether torch's library is in the memory of a process."""
+    """Return whether torch's library is in the memory of a process."""
     return "libtorch" in Path(f"/proc/{process}/maps").read_text(encoding="utf-8")
 
 
@@ -107,7 +107,7 @@ def test_a_killed_worker_is_restarted_by_the_same_server(
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with a key in its environment, whose workers count as stuck after three seconds."""
+    """A server with a key in its environment. Its workers count as stuck after three seconds."""
     folder = make_checkpoint(tmp_path_factory.mktemp("locked"))
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
@@ -186,12 +186,13 @@ def test_ctrl_c_ends_an_answer_and_another_one_the_chat(tmp_path: Path) -> None:
             process.stdin.write("hello\n")
             process.stdin.flush()
             assert process.stdout.read(2) == "> "
-            assert process.stdout.read(5)  # of a long answer
+            assert process.stdout.read(5)  # in the middle of a long answer
             process.send_signal(signal.SIGINT)
             while process.stdout.read(1) != "\n":
                 pass
         assert process.stdout.read(2) == "> "
-        time.sleep(1)  # Python would not notice a signal between its prompt and its reading
+        # Python would not notice a signal that arrives between printing the prompt and reading.
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 
@@ -256,7 +257,7 @@ def test_a_server_with_a_certificate_speaks_https(tmp_path: Path) -> None:
 
 
 def test_a_server_does_not_reveal_its_key(locked: Served) -> None:
-    """Not in the banner, nor in the worker's environment."""
+    """A server does not reveal its key, neither in the banner nor in the worker's environment."""
     assert KEY not in locked.banner
     assert httpx.get(f"{locked.url}/health").status_code == 200
     assert httpx.get(f"{locked.url}/v1/models").status_code == 401

@@ -24,7 +24,7 @@ from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}
 COMMAND = get_command(app)
-"""The command line, built once: it takes longer than most commands that are refused."""
+"""The command line, built once, because building it takes longer than most refusals."""
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_no_draft_model_is_the_default_of_a_model_that_is_divided() -> None:
     divided = {"tensor_parallel_size": 2, "backend": "device"}
     assert resolve("embedded", divided, environ=NONE).model.draft == "none"
     named = resolve("embedded", {**divided, "draft": "embedded-draft"}, environ=NONE)
-    assert named.model.draft == str(embedded.path("embedded-draft"))  # refused when it is loaded
+    assert named.model.draft == str(embedded.path("embedded-draft"))  # refused when the file is loaded
 
 
 def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_numbers_that_no_worker_can_be_told_are_refused(name: str, value: object
 
 
 def test_an_empty_name_is_no_model() -> None:
-    """An unset variable of a shell gives one."""
+    """An empty name is not a model; an unset variable of a shell results in one."""
     with pytest.raises(CheckpointError, match="name is empty"):
         resolve("embedded", {"draft": ""})
 
@@ -345,7 +345,8 @@ COMMANDS: dict[Use, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("use", COMMANDS)
 def test_a_command_refuses_the_flags_that_do_not_act_in_it(use: Use) -> None:
-    """Each flag is either listed and taken, or refused by name with the place where it acts."""
+    """A command refuses the flags that have no effect in it: each flag is accepted, or refused by name with
+    the command in which it applies."""
     shown = CliRunner().invoke(COMMAND, [*COMMANDS[use][:1], "--help-all"]).output
     listed = {
         name for option in options() for name in [option.name] if f"--{name.replace('_', '-')} " in shown

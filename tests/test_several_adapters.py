@@ -1,4 +1,4 @@
-"""Two models with LoRA adapters that take turns in the memory for one: an unloaded one keeps its adapters."""
+"""Two models with LoRA adapters share memory for one model; an unloaded model keeps its adapters."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ LIMITS = {"num_blocks": 64, "threads": 1, "max_loras": 2, "max_lora_rank": 4}
 
 @dataclass(frozen=True)
 class Prepared:
-    """The models and adapters in folders, and the greedy texts of merged weights, by model and adapter."""
+    """The folders of models and adapters, and the greedy texts of merged weights, by model and adapter."""
 
     models: dict[str, Path]
     adapters: dict[str, Path]
@@ -177,7 +177,7 @@ def a_model_is_loaded_without_an_adapter_whose_files_have_changed(
 
 
 def test_adapters_of_several_models(server: httpx.Client, prepared: Prepared) -> None:
-    """One server from its start on: each step goes on from the one before."""
+    """Adapters of several models on one server: each step continues from the state of the step before."""
     for step in (
         a_model_that_was_unloaded_has_its_adapters_again,
         adapters_are_loaded_for_the_model_that_is_named,

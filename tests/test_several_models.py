@@ -1,4 +1,5 @@
-"""One server of three models, of which two fit its memory: loaded on demand, unloaded, but not in use."""
+"""A server of three models with memory for two loads them on demand, and unloads only models that are not in
+use."""
 
 import json
 import subprocess
@@ -26,7 +27,7 @@ FLAGS = ("--num-blocks", "64", "--threads", "1")
 
 @dataclass(frozen=True)
 class Models:
-    """The server's models: their folders, their greedy texts, and the bytes that one takes."""
+    """The server's models: their folders, their greedy texts, and the bytes of one model."""
 
     folders: dict[str, Path]
     texts: dict[str, str]
@@ -52,7 +53,7 @@ def memory_of(folder: Path, budget: int) -> MemoryPlan | PlanRefused:
 
 
 def greedy(folder: Path) -> str:
-    """The text of a server with this model alone: the reference's."""
+    """Return the reference text: from a server with this model only."""
     import torch
 
     tokenizer, model = Tokenizer.from_folder(folder), reference_model(folder)
@@ -87,7 +88,8 @@ def text_of(reply: httpx.Response) -> str:
 
 
 def use(client: httpx.Client, models: Models, *names: str) -> None:
-    """Ask models one after the other: the last ones are then loaded, and were used in this order."""
+    """Send requests to models one after the other, so that the last ones are loaded, most recently used
+    last."""
     for name in names:
         assert text_of(ask(client, name)) == models.texts[name]
 
@@ -181,7 +183,8 @@ def test_no_open_prompt_stream_is_lost_and_the_least_recently_used_model_goes(
 
 
 def test_a_batch_waits_for_its_models_and_loses_no_request(server: httpx.Client, models: Models) -> None:
-    """It asks for all models, of which two fit: an idle one is unloaded in between."""
+    """A batch waits for its models and loses no request. It needs all models, of which two fit, so an idle
+    one is unloaded in between."""
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     wanted = ["b", "c", "alias"]
     lines = [

@@ -1,4 +1,4 @@
-"""Settings of a server with several models: arguments, tables, names, and what is refused."""
+"""Settings of a server with several models: arguments, tables and names are read, and errors are refused."""
 
 from pathlib import Path
 
@@ -133,7 +133,8 @@ def test_the_first_line_has_the_names_of_the_api() -> None:
 
 
 def test_adapters_belong_to_the_model_of_their_table(tmp_path: Path) -> None:
-    """Also on demand, and printed settings read back to the same."""
+    """Adapters belong to the model of their table, also on demand, and printed settings are read back
+    unchanged."""
     file, folder = tmp_path / "settings.toml", adapter_folder(tmp_path)
     file.write_text(f'[models.a]\nlora = ["x={folder}", "y={folder}"]\n[models.b]\nmax_loras = 3\n')
     several = served("a=embedded", "b=embedded-draft", file=file)
@@ -167,7 +168,7 @@ def test_names_of_adapters_are_unique_over_all_models(tmp_path: Path, text: str,
 
 
 def adapter_folder(folder: Path) -> Path:
-    """Return a folder that settings take for an adapter's."""
+    """Return a folder that settings accept as an adapter."""
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}")
     return folder / "adapter"

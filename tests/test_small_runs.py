@@ -1,4 +1,4 @@
-"""Small runs leave out cases, never a value of a parameter."""
+"""Small runs leave out cases, but run every value of each parameter."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -47,5 +47,5 @@ def test_parameters_given_together_are_one() -> None:
 @pytest.mark.parametrize("first", range(4))
 @pytest.mark.parametrize("second", range(4))
 def test_cases_are_left_out_here(request: pytest.FixtureRequest, first: int, second: int) -> None:
-    """A diagonal of the cases; all of them with --full."""
+    """This test runs a diagonal of its cases in small runs, and all of them with --full."""
     assert request.config.getoption("--full") or first == second

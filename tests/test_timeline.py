@@ -1,4 +1,4 @@
-"""`--timeline`: a file with the steps of all processes of a pair; and traces that cannot be sent are
+"""`--timeline` writes a file with the steps of all processes of a pair; traces that cannot be sent are
 refused."""
 
 import json
@@ -36,7 +36,7 @@ async def test_a_timeline_shows_all_processes_of_a_pair(checkpoint: Path, tmp_pa
     marks = {(processes[e["pid"]], e["name"]) for e in events if e.get("ph") == "n"}
     assert {("prefill-0", "last layer landed"), ("decode-0", "reserved"), ("decode-0", "finishing")} <= marks
     timestamps = [event["ts"] for event in events if "ts" in event]
-    assert max(timestamps) - min(timestamps) < 60e6, "all by one clock"
+    assert max(timestamps) - min(timestamps) < 60e6, "all times are of one clock"
 
 
 def test_traces_that_cannot_be_sent_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

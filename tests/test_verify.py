@@ -1,5 +1,5 @@
-"""`make verify` in parts: every test file is in one, a part counts while nothing it depends on changes, and a
-complete run is recorded at one commit or not at all."""
+"""`make verify` in parts: every test file is in one part, a part counts while nothing that it depends on
+changes, and a complete run is recorded only if it ran at a single commit."""
 
 import json
 import os
@@ -44,7 +44,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def test_no_part_depends_on_what_a_verification_writes() -> None:
-    """Otherwise a part could not count once another one, or it itself, had written a result."""
+    """No part depends on files that a verification writes; otherwise a result written by one part would
+    invalidate other parts."""
     tree = read()
     for name, part in parts([]).items():
         written = [file for file in tree.closure(part.roots) if is_in(file, RESULTS)]
@@ -64,7 +65,7 @@ def test_a_part_depends_on_the_files_that_it_can_reach() -> None:
 
 @dataclass
 class Repository:
-    """Three parts, each of one file, in a folder; runs are scripted."""
+    """A repository with three parts of one file each in a folder, whose runs are scripted."""
 
     folder: Path
     statuses: dict[str, int | None] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class Repository:
         (self.folder / "tests" / f"{name}.py").write_text(text)
 
     def verify(self, selected: str = "abc", fresh: bool = False) -> bool:
-        """Run the parts; returns whether all of them count."""
+        """Run the parts; return whether all of them count."""
         self.ran.clear()
         self.lines.clear()
         return Verification(

@@ -1,5 +1,5 @@
-"""Several unified workers of one server as users run them, alone and with pairs: the text of one worker,
-also when one dies; the weights in memory once; prompt streams."""
+"""Several unified workers of one server, alone and with pairs, give the text of one worker, also when one
+dies. Their weights are in memory once, and they serve prompt streams."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from tests.serving import serving as served
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 TABLE = {"vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 2048}
-"""A model of 40 MB, so that the memory of its weights is visible among that of a process."""
+"""A vocabulary that makes a model of 40 MB, so that its weights are visible in the memory of a process."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def one_workers(checkpoint: Path) -> OneWorkers:
 
 
 async def answer(llm: AsyncLLM, prompt: list[int], name: str) -> tuple[list[int], int]:
-    """Return a greedy answer, and how many tokens of the prompt were cached."""
+    """Return a greedy answer, and the number of cached prompt tokens."""
     tokens, cached = [], 0
     async with aclosing(llm.submit(prompt, GREEDY, request_id=name)) as items:
         async for item in items:
@@ -55,7 +55,8 @@ async def answer(llm: AsyncLLM, prompt: list[int], name: str) -> tuple[list[int]
 async def test_workers_give_the_text_of_one(
     checkpoint: Path, one_workers: OneWorkers, scale: Scale, workers: dict[str, int]
 ) -> None:
-    """With speculation, greedy and sampled; a killed worker's requests continue on the others."""
+    """Workers give the text of one worker, with speculation, greedy and sampled. A killed worker's requests
+    continue on the others."""
     if not scale.full and "prefill" not in workers:
         pytest.skip("with --full; the case with a prefill and two decode workers has all roles too")
     requests = make_requests(scale.pick(16, 120), scale.seed)
@@ -64,7 +65,7 @@ async def test_workers_give_the_text_of_one(
     async with serving(checkpoint, **settings, **workers) as llm:
         assert await answers(llm, requests) == expected
         await wait_until_idle(llm)
-        workers_of = fleet(llm).workers.values()  # each has worked, by its next report
+        workers_of = fleet(llm).workers.values()  # each worker has computed something, by its next report
         await until(lambda: all(worker.report and worker.report.steps for worker in workers_of))
         report = llm.report()
         assert report
@@ -93,7 +94,9 @@ async def test_a_prefix_is_sent_where_it_is_cached_and_a_drained_worker_gets_not
         assert len({record.candidates[record.decision.chosen] for record in chosen.values()}) == 2
         for prompt, (tokens, cached) in zip(prompts, first, strict=True):
             assert not cached
-            assert await answer(llm, prompt, f"b{prompt[0]}") == (tokens, 48), "all blocks but the last"
+            assert await answer(llm, prompt, f"b{prompt[0]}") == (tokens, 48), (
+                "all blocks of the prompt but the last"
+            )
         view = llm.routing()
         assert [worker.name for worker in view.workers] == ["unified-0", "unified-1"]
         assert "cached_tokens" in repr(view.decisions[0])
@@ -107,7 +110,8 @@ async def test_a_prefix_is_sent_where_it_is_cached_and_a_drained_worker_gets_not
 
 
 async def test_prompt_streams_live_on_one_worker_each(checkpoint: Path) -> None:
-    """Four streams on two workers; the text is that of the whole prompt, also after a worker's death."""
+    """Prompt streams stay on one worker each: four streams on two workers. The text is that of the whole
+    prompt, also after a worker's death."""
     prompts = [[7 + number, *range(10, 40)] for number in range(4)]
     async with serving(checkpoint, workers=2, router="least-loaded") as llm:
         expected = [await answer(llm, prompt, f"whole{prompt[0]}") for prompt in prompts]
@@ -136,7 +140,8 @@ async def test_prompt_streams_live_on_one_worker_each(checkpoint: Path) -> None:
 @pytest.mark.skipif(kernels() is None, reason="only the kernels' weights are shared")
 @pytest.mark.parametrize("workers", [{"workers": 2, "router": "round-robin"}, {"pairs": 1}])
 async def test_the_weights_are_in_memory_once(tmp_path: Path, scale: Scale, workers: dict[str, int]) -> None:
-    """Also after the restart of the worker that wrote them; with a draft model."""
+    """The weights are in memory once, also after the restart of the worker that wrote them, and with a draft
+    model."""
     if not scale.full and "pairs" in workers:
         pytest.skip("with --full")
     folder = make_checkpoint(tmp_path, dtype="bfloat16", **TABLE)
@@ -154,8 +159,8 @@ async def test_the_weights_are_in_memory_once(tmp_path: Path, scale: Scale, work
             copy = sum(file.st_blocks * 512 for file in files)
             assert copy >= 2 * ready.model.weight_bytes
             shared = [memory_of(llm.process_id(name), "memfd:streamserve[a-z-]*weights") for name in names]
-            assert sum(pss for _, pss in shared) <= 1.01 * copy, "there is one copy"
-            assert sum(rss for rss, _ in shared) > 1.2 * copy, "which both use"
+            assert sum(pss for _, pss in shared) <= 1.01 * copy, "there is one copy of the weights"
+            assert sum(rss for rss, _ in shared) > 1.2 * copy, "both workers use the copy"
             together = sum(memory_of(llm.process_id(name))[1] for name in names)
             assert together <= copy + len(names) * (ready.kv_cache_bytes + 250e6)
             os.kill(llm.process_id(names[0]), signal.SIGKILL)
@@ -164,8 +169,8 @@ async def test_the_weights_are_in_memory_once(tmp_path: Path, scale: Scale, work
 
 
 def memory_of(process: int, name: str = "") -> tuple[int, int]:
-    """Return the memory of a process in areas of this name, in bytes, and its part of these if an area is
-    divided among all processes that have it."""
+    """Return the bytes of a process's memory in areas of this name, and its share of them if an area is
+    divided among all processes that map it."""
     areas = re.split(
         r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{process}/smaps").read_text(encoding="utf-8"), flags=re.M
     )

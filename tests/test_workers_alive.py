@@ -1,5 +1,5 @@
-"""Real workers that are stopped, killed from outside, or load another model than the others: requests go on
-with the same text, the server says which worker it is, and ends when it is asked to."""
+"""Real workers that are stopped, killed from outside, or load another model than the others: requests
+continue with the same text, the server names the worker, and ends when it is asked to."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Held:
-    """Workers that compute three steps, and then hold still in the fourth one, until `let_go`."""
+    """Workers that compute three steps, and then block in the fourth one until `let_go`."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         program = str(Path(__file__).parent / "lifecycle_events")
@@ -48,7 +48,7 @@ class Held:
         self.let_go()
 
     def hold(self) -> None:
-        """Hold the next worker that gets so far."""
+        """Block the next worker that reaches its fourth step."""
         self._reached.unlink(missing_ok=True)
         self._resume.unlink(missing_ok=True)
 
@@ -57,7 +57,7 @@ class Held:
 
     @property
     def still(self) -> bool:
-        """Whether a worker holds still."""
+        """Return whether a worker is blocked."""
         return self._reached.exists()
 
 
@@ -69,7 +69,8 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Held:
 async def test_a_stopped_worker_is_named_and_replaced_and_its_request_goes_on(
     checkpoint: Path, held: Held, record: Callable[..., None]
 ) -> None:
-    """It is stopped while it computes, and again while it is idle, before a request comes."""
+    """A stopped worker is named and replaced, and its request continues. It is stopped while it computes, and
+    again while it is idle, before a request arrives."""
     async with serving(checkpoint, stuck_after=STUCK_AFTER) as llm:
         expected = await answers(llm, [REQUEST])
         details: list[str] = []
@@ -103,7 +104,8 @@ async def note_health(llm: AsyncLLM, details: list[str]) -> None:
 
 
 async def test_a_request_survives_workers_that_are_killed_from_outside(checkpoint: Path, held: Held) -> None:
-    """As often as it takes to suspect a request that ends its workers itself, and more."""
+    """A request survives workers that are killed from outside, more often than a request that ends its
+    workers would be retried."""
     numbers = [signal.SIGTERM] * 3 + [signal.SIGKILL] * (MAX_KILLS - 1)
     async with serving(checkpoint) as llm:
         expected = await answers(llm, [REQUEST])
@@ -136,7 +138,7 @@ async def test_a_worker_that_loads_another_model_is_not_used_until_it_fits_again
         changed = fleet(llm).workers["unified-1"]
         await until(lambda: changed.misfit and changed.recent_losses > 1)
         health = llm.health()
-        assert (health.ready, health.detail) == (True, "ready"), "the other one serves"
+        assert (health.ready, health.detail) == (True, "ready"), "the other worker serves"
         assert health.missing.startswith(
             "worker unified-1 does not match the other workers and is not used ("
         )
@@ -172,7 +174,7 @@ async def test_a_pair_of_which_one_half_loads_another_model_serves_it_together(
 def test_a_signal_ends_the_server_also_while_a_worker_is_stopped(
     checkpoint: Path, held: Held, record: Callable[..., None]
 ) -> None:
-    # A worker that is not forked reads the environment in which it can be held.
+    # A worker that is not forked reads the environment that lets it be blocked.
     settings = ("--threads", "1", "--no-profile", "--no-fork-workers", "--drain-timeout", str(DRAIN_SECONDS))
     with served(str(checkpoint), *settings) as server:
         (worker,) = workers_below(server.process.pid)
@@ -189,6 +191,8 @@ def test_a_signal_ends_the_server_also_while_a_worker_is_stopped(
         assert server.process.wait(60) == 0
         seconds = time.monotonic() - signalled_at
         assert "shutting down" in text
-        assert DRAIN_SECONDS <= seconds < DRAIN_SECONDS + STOP_SECONDS, "it does not wait for the stopped one"
+        assert DRAIN_SECONDS <= seconds < DRAIN_SECONDS + STOP_SECONDS, (
+            "the server does not wait for the stopped worker"
+        )
         assert not worker.is_running()
     record(drain_seconds=DRAIN_SECONDS, ended_after=round(seconds, 2))

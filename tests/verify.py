@@ -31,7 +31,7 @@ from tests.selection import environment
 
 FOLDER = REPOSITORY / "build" / "verify"
 RESULTS = REPOSITORY / "tests" / "results" / "verify.json"
-"""The last complete run: all parts, at one commit, on one machine."""
+"""The last complete run: all parts at one commit, on one machine."""
 LIMIT_MINUTES = 90
 PROCESSES = "3"
 
@@ -67,24 +67,25 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "fuzz": ("tests/fuzz", "tests/exhaustion", "tests/campaigns"),
     "clients": ("tests/compat", "tests/extras/bench", "tests/benchmarks", "tests/embedded"),
 }
-"""Test files by part; the others are the part "rest"."""
+"""Test files by part. All other files are the part "rest"."""
 NAMED_IN_README = ("README.md", "Makefile", "mkdocs.yml", "src", "docs", "examples", "scripts")
 """Files and folders that the README's commands use."""
 PAGES = "tests/docs"
-"""In no part: pages have figures of the very results that a verification rewrites. `make test` checks
-them."""
+"""Tests that are in no part, because pages have figures of the results that a verification writes. `make
+test` runs them."""
 ON_PAIRS = (*GROUPS["api"], "tests/test_llm.py", "tests/test_client.py")
 COUNTS = ("passed", "failed", "error", "skipped")
 OF_TRIALS = ("trials", "refused")
 NOT_COMMITTED = ("dist", "build", ".venv")
-"""Made from the files of a commit."""
+"""Folders with files that are made from the files of a commit."""
 
 
 @dataclass(frozen=True)
 class Part:
     """A command and the file with its counts.
 
-    `roots`: the files and folders that it runs. Its result holds while nothing that these depend on changes.
+    `roots`: the files and folders that it runs. Its result is valid while nothing that these depend on
+    changes.
     """
 
     command: tuple[str, ...]
@@ -119,7 +120,7 @@ def parts(arguments: list[str]) -> dict[str, Part]:
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Return folders and files by part, so that each test file is in one, those of the pages excepted."""
+    """Return folders and files by part. Each test file is in one part, except for the tests of pages."""
     named = [REPOSITORY / path for paths in (*GROUPS.values(), (PAGES,)) for path in paths]
     files = sorted((REPOSITORY / "tests").rglob("test_*.py"))
     rest = [file for file in files if not any(file.is_relative_to(path) for path in named)]
@@ -157,14 +158,15 @@ def run(part: Part) -> dict[str, Any]:
 
 
 def restrictions(arguments: list[str]) -> list[str]:
-    """Return what makes a run another one than that of `make verify`: arguments for pytest, and variables."""
+    """Return the arguments for pytest and the variables with which a run differs from `make verify`."""
     names = (name for name in os.environ if name.startswith("STREAMSERVE_") or name == "PYTEST_ADDOPTS")
     return [*arguments, *(f"{name}={os.environ[name]}" for name in sorted(names))]
 
 
 @dataclass
 class Verification:
-    """Runs parts, and stores their results: those so far in `working`, a complete run in `complete`.
+    """Runs parts, and stores their results: the results of an unfinished run in `working`, a complete run in
+    `complete`.
 
     `run` runs a part, `tree` reads the files, `changed` returns those that differ from the commit: tests
     replace them. With `restrictions`, parts count for themselves alone, and no run is complete.
@@ -193,7 +195,8 @@ class Verification:
         return passed(result) and depends == here
 
     def verify(self, selected: Collection[str], fresh: bool = False) -> bool:
-        """Run the selected parts that do not count; returns whether all of them do now. Ctrl-C ends it."""
+        """Run the selected parts that do not count; return whether all of them count afterwards. Ctrl-C ends
+        the run."""
         contents = self._contents()
         for number, name in enumerate(selected, 1):
             step, content = f"[{number}/{len(selected)}] {name}", contents[name]
@@ -240,12 +243,12 @@ class Verification:
         return "\n".join([*lines, f"{seconds / 60:.1f} minutes in all{beyond}; *: of other files than now"])
 
     def _contents(self) -> dict[str, str]:
-        """Return the content of what each part depends on, as the files are now."""
+        """Return a hash of everything that each part depends on, from the current files."""
         tree = self.tree()
         return {name: tree.content(part.roots) for name, part in self.parts.items()}
 
     def _record(self) -> None:
-        """Write the complete run, unless its files are of no commit, or it is recorded already."""
+        """Write the complete run, unless its files belong to no commit, or it is recorded already."""
         if self.restrictions:
             self.show(f"all parts passed, not recorded: run with {' '.join(self.restrictions)}")
             return

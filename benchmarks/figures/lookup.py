@@ -19,7 +19,7 @@ from .files import load
 
 FACTORS = {"%": 100.0, "ms": 1e3, "µs": 1e6}
 CALLS: dict[str, Callable[[], Any]] = {}
-"""What `call NAME` computes: filled by `tables/`."""
+"""The functions that `call NAME` can name; the modules of `tables/` register them."""
 
 
 def value(definition: str) -> str:
@@ -41,7 +41,7 @@ def value(definition: str) -> str:
 
 
 def find(path: str) -> Any:
-    """Return what is at `FILE > STEP > …`."""
+    """Return the value at `FILE > STEP > …`."""
     name, *steps = (step.strip() for step in path.split(" > "))
     found: Any = load(name)
     if steps and steps[0] not in found:

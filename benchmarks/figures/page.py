@@ -22,7 +22,7 @@ def pages() -> list[Path]:
 
 
 def render(page: Path) -> str:
-    """Return the page with every marked table and number as the result files have it.
+    """Return the page with every marked table and number filled in from the result files.
 
     Raises:
         PageError: a marker has no definition, a definition no marker, or one of them cannot be read.
@@ -66,7 +66,7 @@ def _definitions(text: str) -> dict[str, str]:
 
 
 def differences(page: Path) -> list[str]:
-    """Return what of the page differs from the result files, a line each."""
+    """Return how the page differs from the result files, one line for each difference."""
     now, then = page.read_text(encoding="utf-8").splitlines(), render(page).splitlines()
     where = page.relative_to(ROOT)
     differing = [

@@ -32,12 +32,12 @@ from streamserve.execution.model.rope_spec import RopeSpec
 from streamserve.execution.model.spec import ModelSpec, Multipliers
 
 HEADS = {"345 M": (15, 5, 64), "1 B": (32, 8, 64), "8 B": (32, 8, 128)}
-"""Query heads, key-value heads and numbers of each, by model."""
+"""Query heads, key-value heads and head size, by model."""
 
 BLOCK = 16
 DTYPE = torch.bfloat16
 LAYERS = 4
-"""Caches that are attended in turn, so that decoding finds none in a processor's cache."""
+"""Number of caches that are attended in turn, so that no cache's KV stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def prepare(pool: ThreadPool, heads: Sequence[int], step: Step, quantized: bool)
 
 
 def _spec(queries: int, keys: int, dim: int) -> ModelSpec:
-    """Return the spec of a model with these heads; attention needs nothing else of it."""
+    """Return a model spec with these heads. Attention uses no other field."""
     return ModelSpec(
         architecture="LlamaForCausalLM",
         vocab_size=1,
@@ -140,7 +140,7 @@ def _spec(queries: int, keys: int, dim: int) -> ModelSpec:
 
 
 def measure(pool: ThreadPool, heads: Sequence[int], step: Step, rounds: int, peak: float) -> dict[str, Any]:
-    """Return the microseconds of a layer with KV in 16 and 8 bits, and the shares of `peak` (operations a
+    """Return the microseconds of a layer with KV in 16 and 8 bits, and its shares of `peak` (operations a
     second) and of the memory bandwidth."""
     queries, keys, dim = heads
     spec = _spec(queries, keys, dim)
@@ -179,7 +179,7 @@ def main() -> None:
     built = kernels()
     if built is None:
         raise SystemExit("there are no kernels to measure: see the log")
-    torch.set_num_threads(1)  # its threads would spin on the cores of the kernels
+    torch.set_num_threads(1)  # torch's threads would spin on the cores of the kernels
     pool = ThreadPool(built, args.threads, library.Path[args.path] if args.path else None)
     chosen = pool.path(DTYPE)
     peak = multiplier_rate(pool, chosen, 16)

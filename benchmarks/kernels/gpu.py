@@ -50,8 +50,8 @@ COPIED = 8 << 30
 
 @dataclass(frozen=True)
 class Rates:
-    """What the device reaches: bytes a second of a copy (read and written), and operations a second of a
-    bf16 matrix product."""
+    """Rates that the device reaches: bytes a second of a copy (read and written), and operations a second of
+    a bf16 matrix product."""
 
     bandwidth: float
     matrix_rate: float
@@ -148,8 +148,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
 
 
 def decode(bench: Bench, batch: int, floor: StepFloor, rates: Rates, steps: int) -> dict[str, float]:
-    """Return milliseconds of a decoding step of `batch` sequences, its floor, and the device's share of it:
-    the time of the same captured passes replayed one after another."""
+    """Return the milliseconds of a decoding step of `batch` sequences, its hardware floor, and the device's
+    part of it: the time in which the same captured passes are replayed one after another."""
     engine = bench.engine(sequences=batch)
     submit(engine, batch, [[7 + n] * PROMPT for n in range(batch)], GREEDY)
     prefilled(engine)
@@ -179,7 +179,7 @@ def decode(bench: Bench, batch: int, floor: StepFloor, rates: Rates, steps: int)
 
 
 def noted_plans(engine: Engine, last: int | None = None) -> deque[StepPlan]:
-    """Return the engine's plans from now on, or the `last` of them, as they are launched."""
+    """Record the plans that the engine launches from now on; with `last`, only the latest ones."""
     plans: deque[StepPlan] = deque(maxlen=last)
     executor: Any = engine.executor
     launch = executor.launch
@@ -223,7 +223,7 @@ def speculate(bench: Bench, policy: str, streams: int) -> dict[str, Any]:
     ]
     speculation = Speculation(parse_policy(policy), default_cost)
     rounds = max(2, len(prompts) // streams)
-    before = max(WARM_ROUNDS, rounds)  # in these the policy learns, and shapes are captured
+    before = max(WARM_ROUNDS, rounds)  # During these rounds the policy learns, and graphs are captured.
     tokens, seconds, texts, accepted = 0, 0.0, dict[str, list[int]](), 0
     for number in range(before + rounds):
         engine = bench.engine(speculation, streams)
@@ -277,11 +277,12 @@ INFLATED = {
     "8B": (("embedded", 4096, 40, 32, 16, 14336), ("embedded-draft", 2048, 8, 32, 32, 8192)),
     "1B": (("embedded", 1024, 64, 16, 8, 4096), ("embedded-draft", 512, 4, 8, 8, 2048)),
 }
-"""Shapes of target and draft for speculation: about the parameters of the name, and less than a tenth."""
+"""Shapes of target and draft for speculation. The target has about the parameters in the name, the draft less
+than a tenth."""
 
 POLICIES = ("goodput", "fixed:4", "fixed:7")
 WARM_ROUNDS = 8
-"""Rounds of texts before those that are measured."""
+"""Rounds of texts that are run before the measured rounds."""
 
 
 def speculation(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
@@ -329,12 +330,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="8B")
-    parser.add_argument("--batch", type=int, action="append", help="sequences that decode together")
-    parser.add_argument("--streams", type=int, action="append", help="concurrent texts for speculation")
+    parser.add_argument(
+        "--batch", type=int, action="append", help="number of sequences in the decoding batch"
+    )
+    parser.add_argument(
+        "--streams", type=int, action="append", help="number of concurrent texts with speculation"
+    )
     policies = "a speculation policy, repeatable; by default goodput, fixed:4 and fixed:7"
     parser.add_argument("--policy", action="append", help=policies)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt for prefill")
+    parser.add_argument("--prompt", type=int, default=8192, help="prompt tokens of the prefill measurement")
     parser.add_argument("--quantization", default="none", help="round the weights: int8, int4, int4:GROUP")
     parser.add_argument("--no-speculation", action="store_true", help="measure decoding and prefill only")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")

@@ -37,11 +37,11 @@ SHAPES = {
     "1B": replace(llama(2048, 16, 32, 8, 8192, 64), tied_embeddings=True),
     "8B": llama(4096, 32, 32, 8, 14336),
 }
-"""Shapes of Llama 3.2 1B and Llama 3.1 8B."""
+"""Specs with the shapes of Llama 3.2 1B and Llama 3.1 8B."""
 
 
 class RandomWeights:
-    """The tensors of a model of `spec`, random, made on `device` when they are read."""
+    """Random tensors of a model of `spec`, made on `device` when they are read."""
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self.spec = spec
@@ -54,10 +54,10 @@ class RandomWeights:
         return torch.cat([self._random(self._shapes[name], dtype) for name in names])
 
     def read_ahead(self, layer: int) -> None:
-        """Nothing is read."""
+        """Do nothing: no file is read."""
 
     def release(self) -> None:
-        """Nothing was read."""
+        """Do nothing: no file was read."""
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
@@ -82,10 +82,10 @@ class InflatedWeights:
         return torch.cat([self._padded(name, dtype) for name in names])
 
     def read_ahead(self, layer: int) -> None:
-        """The packaged files are small."""
+        """Do nothing: the packaged files are small."""
 
     def release(self) -> None:
-        """The packaged files are small."""
+        """Do nothing: the packaged files are small."""
 
     def _padded(self, name: str, dtype: torch.dtype) -> Tensor:
         full = torch.zeros(self._shapes[name], dtype=dtype, device=self._device)

@@ -1,6 +1,6 @@
-"""Our matrix kernel compared with memory bandwidth, with itself at one row, and with oneDNN.
+"""Our matrix kernel compared with memory bandwidth, with its own speed at one row, and with oneDNN.
 
-oneDNN's weights are packed where it is faster with them: bf16. Results are stored by instruction set and
+oneDNN gets packed weights in bf16, where packing makes it faster. Results are stored by instruction set and
 type, so that results of several processors can be compared.
 
 Every shape has enough copies of its weight that none is found in a cache. All compared values are measured
@@ -48,7 +48,7 @@ MEMORY = 200 << 20
 
 @dataclass
 class Series:
-    """Seconds a call, by round, of one shape and number of rows."""
+    """Seconds of one call in each round, for one shape and number of rows."""
 
     ours: list[float] = field(default_factory=list)
     onednn: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Series:
 
 
 def seconds(calls: Sequence[Callable[..., Any]], *arguments: Any) -> float:
-    """Return the seconds of one call, as the mean over all."""
+    """Return the seconds of one call, as the mean over all calls."""
     time.sleep(0.005)  # OpenMP's threads keep spinning for a while after the previous measurement
     start = time.perf_counter()
     for call in calls:

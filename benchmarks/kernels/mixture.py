@@ -40,7 +40,7 @@ ENGINES = (OURS, "llama.cpp")
 MEASURED = ("one", "8", "32", "prefill-1k")
 CONTEXT = 4096
 BLOCK, BLOCK_BYTES = 32, 18
-"""Numbers of a Q4_0 block, and its bytes."""
+"""Weights in a Q4_0 block, and bytes of a block."""
 BITS = 8 * BLOCK_BYTES / BLOCK
 Types = gguf.GGMLQuantizationType
 
@@ -71,14 +71,15 @@ class Mixture:
 
     @property
     def parameters(self) -> int:
-        """All parameters of matrices."""
+        """Return the number of parameters in all matrices."""
         attention = self.hidden * self.head * 2 * (self.heads + self.kv_heads)
         return (
             self.layers * (attention + 3 * self.experts * self.hidden * self.ffn) + VOCABULARY * self.hidden
         )
 
     def step_bytes(self, rows: int) -> float:
-        """Bytes that a step of `rows` tokens reads, if each chooses its experts at random."""
+        """Return the bytes that a step of `rows` tokens reads, if each token chooses its experts at
+        random."""
         touched = self.experts * (1 - (1 - self.used / self.experts) ** rows)
         return self.shared_bytes + self.layers * touched * self.expert_bytes
 
@@ -94,9 +95,11 @@ def main() -> None:
     )
     parser.add_argument("command", choices=("write", "run", "ready"))
     parser.add_argument("--layers", type=int, default=Mixture.layers)
-    parser.add_argument("--rounds", type=int, default=2, help="starts of each engine (default %(default)s)")
     parser.add_argument(
-        "--times", type=int, default=3, help="runs of a scenario in each (default %(default)s)"
+        "--rounds", type=int, default=2, help="times to start each engine (default %(default)s)"
+    )
+    parser.add_argument(
+        "--times", type=int, default=3, help="runs of each scenario after a start (default %(default)s)"
     )
     parser.add_argument("--kv-gib", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -119,7 +122,7 @@ def main() -> None:
 
 
 def write(shape: Mixture, file: Path) -> None:
-    """Write the model, a tensor at a time."""
+    """Write the model to a file, one tensor at a time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_tokenizer(file.parent, CONTEXT)
     part = file.with_suffix(".part")
@@ -176,10 +179,10 @@ def _content(rng: np.random.Generator, rows: tuple[int, ...], columns: int, kind
     nbytes = gguf.GGML_QUANT_SIZES[kind][1]
     blocks = np.frombuffer(rng.bytes(int(np.prod(rows)) * columns // BLOCK * nbytes), np.uint8).copy()
     blocks = blocks.reshape(-1, nbytes)
-    # Integers of 4 bits from -8 on have a spread of 4.6, those of 8 bits of 73.9.
+    # Standard deviations of random integers: 4.6 for 4 bits (from -8 on), 73.9 for 8 bits.
     scale = columns**-0.5 / 4.6 if kind == Types.Q4_0 else 3.0 * columns**-0.5 / 73.9
     blocks[:, :2] = np.full(1, scale, np.float16).view(np.uint8)
-    if kind == Types.Q8_0:  # the end is never generated
+    if kind == Types.Q8_0:  # no weight: this token is never generated
         blocks[: columns // BLOCK, 2:] = 0
     return blocks.reshape(*rows, -1)
 
@@ -221,7 +224,7 @@ def start(shape: Mixture, file: Path, args: argparse.Namespace) -> None:
 
 
 def measure(shape: Mixture, file: Path, args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds of each engine by scenario, of `ready`, and its peak memory in bytes."""
+    """Return each engine's seconds by scenario, its seconds until ready, and its peak memory in bytes."""
     measured: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in (*ENGINES, "machine")}
     for number in range(args.rounds):
         for name in ENGINES if number % 2 == 0 else ENGINES[::-1]:
@@ -244,7 +247,7 @@ def measure(shape: Mixture, file: Path, args: argparse.Namespace) -> dict[str, d
 
 
 def _start(name: str, shape: Mixture, file: Path, args: argparse.Namespace) -> Engine:
-    """Start an engine; it has loaded the model and given a token."""
+    """Start an engine, and return it once it has loaded the model and generated a token."""
     peer, cores = PEERS.get(name, PEERS[OURS]), tuple(sorted(os.sched_getaffinity(0)))
     module = peer.path if name in PEERS else "benchmarks.engines.peers.adapters.machine"
     options = {"draft": "none", "profile": False} if name == OURS else {}
@@ -266,8 +269,8 @@ def _start(name: str, shape: Mixture, file: Path, args: argparse.Namespace) -> E
 
 
 def figures(shape: Mixture, measured: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
-    """Return the medians: tokens a second by scenario, shares of the bytes that a step must read, seconds to
-    ready, and memory."""
+    """Return medians: tokens a second by scenario, the share of the bytes that a step must read, seconds
+    until ready, and memory."""
     bandwidth = max(measured["machine"]["bandwidth"])
     rows: dict[str, Any] = {"parameters": shape.parameters, "bandwidth": bandwidth}
     for name in ENGINES:

@@ -2,7 +2,7 @@
 
 Both libraries run the same calls in the same rounds, in alternating order: matrices of bf16, 8 and 4 bits for
 several numbers of rows, and attention. A result is the median of the rounds' ratios (local time / packaged
-time, so 1 is as fast) with its 95 % bootstrap interval; the last line is their geometric mean.
+time: 1 means equally fast) with its 95 % bootstrap interval; the last line is their geometric mean.
 
     make wheel && python -m benchmarks.kernels.packaged_kernels --threads 2 --rounds 9
 """
@@ -37,7 +37,7 @@ STEPS = (Step(1, 512, 2048), Step(8, 1, 2048))
 MEMORY = 200 << 20
 """Bytes of weights of one shape: more than this process's share of the CPU caches."""
 SECONDS = 0.05
-"""At least this long is each library measured in a round."""
+"""Minimum seconds of a library's measurement in each round."""
 
 Case = tuple[str, list[Callable[[], Any]]]
 
@@ -51,7 +51,7 @@ def packaged(wheel: Path, level: str) -> Path:
 
 
 def cases(pools: list[ThreadPool], shapes: list[str]) -> Iterator[Case]:
-    """Yield names, and for each pool the function to time."""
+    """Yield names of cases, and for each thread pool the function to time."""
     for shape in shapes:
         for format in FORMATS:
             out, width = SHAPES[shape]
@@ -83,7 +83,8 @@ def _all(linears: list[NativeLinear], x: torch.Tensor) -> Callable[[], None]:
 
 
 def ratios(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return each round's ratio: the second call's time over the first's. Each round swaps their order."""
+    """Return for each round the second call's time divided by the first call's. The order alternates between
+    rounds."""
     repeats = max(1, round(pick(SECONDS, 0.0) / min(seconds([call]) for call in calls)))
     found = []
     for number in range(rounds):
@@ -96,7 +97,7 @@ def ratios(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--wheel", type=Path, help="by default the one in dist/")
+    parser.add_argument("--wheel", type=Path, help="the wheel to measure (default: the wheel in dist/)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["345 M gate, up", "1 B gate, up"])

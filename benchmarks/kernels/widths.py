@@ -30,7 +30,8 @@ Times = dict[str, list[float]]
 def measure(
     pool: ThreadPool, shape: tuple[int, int], rows: Sequence[int], widths: Sequence[str], rounds: int
 ) -> dict[int, Times]:
-    """Return seconds a call by number of rows and width, and of reading the width's bytes (`read WIDTH`)."""
+    """Return seconds of a call by number of rows and width, and of reading all bytes of a width (`read
+    WIDTH`)."""
     copies = max(2, pick(MEMORY, 0) // (2 * shape[0] * shape[1]))
     weights = [torch.randn(shape).to(torch.bfloat16) for _ in range(copies)]
     linears: dict[str, list[NativeLinear]] = {}

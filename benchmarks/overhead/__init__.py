@@ -1,1 +1,1 @@
-"""Cost of the host: decoding steps, workers, the fleet's decisions, LoRA adapters."""
+"""Overhead of the host: decoding steps, workers, the fleet's decisions, LoRA adapters."""

@@ -2,8 +2,8 @@
 streams.
 
 The head here is the fleet with its listener, and clients that read their streams, without HTTP (host_cost.py
-measures that). The workers are fakes: each gives every request a token in each step, as a real one does. They
-run in processes of their own, which share this machine.
+measures that). The workers are fakes, which send every request a token in each step as real workers do. They
+run in separate processes on the same machine.
 
     python -m benchmarks.overhead.cluster_load --workers 64 --streams 2000 --rates 0 1000 2000 4000
 """
@@ -52,20 +52,20 @@ from streamserve.protocol.sampling import SamplingParams
 
 MACHINES = 4
 LEASE = 10.0
-"""Seconds; long, as the fakes share the head's processors."""
+"""Seconds of a lease. It is long, because the fake workers share the head's processors."""
 REPORT_SECONDS = 0.5
 PROMPT = 64
 ENDLESS = 1 << 20
 
 
 class FakeWorker:
-    """Gives each of its requests a token every `step` seconds; none with a step of 0."""
+    """Sends each of its requests a token every `step` seconds, or no tokens if `step` is 0."""
 
     def __init__(self, config: WorkerConfig, step: float) -> None:
         self.pid = os.getpid()
         self._ended = asyncio.Event()
         self._open: dict[str, list[int]] = {}
-        """Attempt and number of the next token, by request."""
+        """The attempt and the number of the next token, by request."""
         self._step = step
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, (config.peer or config.worker).encode())
@@ -107,7 +107,7 @@ class FakeWorker:
                 await self._socket.send(encode(Events(tokens)))
 
     def extend(self, until: float) -> None:
-        """Live longer: a fake has no end of its own."""
+        """Do nothing: a fake worker has no deadline to extend."""
 
     def beat(self) -> Heartbeat | None:
         now = time.monotonic()
@@ -142,7 +142,7 @@ async def serve_machine(head: str, key: str, name: str, slots: int, step: float)
 
 
 def start_machine(stack: ExitStack, *arguments: str) -> None:
-    """Start a machine's process, which ends with the stack."""
+    """Start the process of a machine, which is ended when `stack` closes."""
     command = [sys.executable, "-m", "benchmarks.overhead.cluster_load", "--machine", *arguments]
     process = subprocess.Popen(command)
     stack.callback(process.wait)
@@ -157,7 +157,7 @@ def settings(worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
 
 
 class Clients:
-    """Streams without an end, and how many tokens have arrived."""
+    """Clients that read endless streams, and count the tokens that have arrived."""
 
     def __init__(self, runtime: FleetRuntime) -> None:
         self.begun = self.tokens = 0
@@ -233,9 +233,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument(
-        "--rates", type=float, nargs="*", default=[0, 1000, 2000, 4000], help="tokens/s of all"
+        "--rates",
+        type=float,
+        nargs="*",
+        default=[0, 1000, 2000, 4000],
+        help="tokens/s of all streams together",
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each measurement")
     parser.add_argument("--machine", nargs=5, help=argparse.SUPPRESS)
     args = parse(parser, workers=2, streams=4, rates=[100.0], seconds=0.2)
     if args.machine:

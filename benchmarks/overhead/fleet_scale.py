@@ -33,9 +33,9 @@ from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 
 PROMPT = 64
-"""Tokens of a prompt when it is opened, and of each edit."""
+"""Tokens of a prompt when its stream is opened, and of each edit."""
 EDITED = 20_000
-"""Streams that are edited, finished and answered afterwards."""
+"""Number of streams that are edited, finished and answered after all were opened."""
 
 READY = Ready(
     version=PROTOCOL_VERSION,
@@ -52,7 +52,7 @@ REPORT = Report(
 
 
 class Measured:
-    """A fleet, and the seconds of its decisions by the kind of event."""
+    """A fleet, and the seconds of its decisions by kind of event."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -60,7 +60,7 @@ class Measured:
         self._now = 0.0
 
     def handle(self, kind: str, event: FleetEvent) -> list[Command]:
-        """Process an event a millisecond after the one before."""
+        """Process an event, one millisecond of virtual time after the previous event."""
         self._now += 1e-3
         started = time.perf_counter()
         commands = self.fleet.handle(event, self._now)
@@ -69,7 +69,7 @@ class Measured:
 
 
 def run(workers: int, streams: int, seed: int) -> dict[str, Any]:
-    """Return the figures."""
+    """Return the measured times and memory."""
     rng = random.Random(seed)
     fleet = Fleet(
         FleetConfig(topology=unified(workers), max_requests=streams + 1, max_waiting_tokens=1 << 40)

@@ -117,7 +117,7 @@ def measure(loaded: Loaded, streams: int, rounds: int, steps: int) -> dict[str, 
 
 
 def plot(results: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Plot stacked shares of a step by number of streams, a panel for each model."""
+    """Plot the shares of a step as stacked bars by number of streams, one panel for each model."""
     figure, axes = plt.subplots(1, len(results), figsize=(5.5 * len(results), 4), sharey=True, squeeze=False)
     for axis, (name, entries) in zip(axes[0], results.items(), strict=True):
         labels = [str(entry["streams"]) for entry in entries]
@@ -137,10 +137,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=0, help="0 takes all processors")
+    parser.add_argument("--threads", type=int, default=0, help="kernel threads; 0: one for each processor")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8, help="steps of a round")
-    parser.add_argument("--model", choices=SHAPES, action="append", help="only this one")
+    parser.add_argument("--steps", type=int, default=8, help="number of steps in a round")
+    parser.add_argument("--model", choices=SHAPES, action="append", help="measure only this model")
     args = parse(parser, threads=1, rounds=1, steps=1, model=["embedded"])
     results = {}
     for name in args.model or SHAPES:

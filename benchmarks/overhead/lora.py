@@ -1,7 +1,7 @@
 """Throughput of streams with LoRA adapters, relative to the base model's alone.
 
 Steps of one executor on an inflated model of 345 million parameters, in bfloat16: 16 decoding streams of the
-base, the same streams with one of 20 adapters each, or all with the same one; and a prompt of 256 tokens.
+base, the same streams with one of 20 adapters each, or all with the same adapter; and a prompt of 256 tokens.
 The adapters are of several kinds. The cases alternate in rounds; the figures are medians of ratios within a
 round, with bootstrap intervals.
 
@@ -45,7 +45,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Kind:
-    """Adapters of the linear modules whose names end so."""
+    """Adapters of the linear modules whose names end with `modules`."""
 
     rank: int
     modules: tuple[str, ...] = ("_proj",)
@@ -56,10 +56,10 @@ KINDS = {
     "rank 8, all modules": Kind(8),
     "rank 16, all modules": Kind(16),
 }
-"""The first are PEFT's defaults for this architecture."""
+"""Kinds of adapters. The first has PEFT's default modules for this architecture."""
 
 Case = Callable[[int], float]
-"""Runs one round, whose number it takes, and returns its tokens per second."""
+"""A case takes the number of a round, runs that round, and returns its tokens per second."""
 
 
 def write_adapter(folder: Path, spec: ModelSpec, kind: Kind, seed: int) -> Path:
@@ -82,7 +82,7 @@ def write_adapter(folder: Path, spec: ModelSpec, kind: Kind, seed: int) -> Path:
 
 
 def fingerprints(loaded: Loaded, folder: Path, kind: Kind) -> tuple[list[str], float]:
-    """Load the adapters of a kind; return their fingerprints, and the median seconds that one takes."""
+    """Load the adapters of a kind; return their fingerprints, and the median seconds to load an adapter."""
     assert loaded.adapters is not None
     found, seconds = [], []
     for number in range(pick(ADAPTERS, 2)):
@@ -98,7 +98,7 @@ def fingerprints(loaded: Loaded, folder: Path, kind: Kind) -> tuple[list[str], f
 
 
 def decoding(loaded: Loaded, adapters: Callable[[int], Sequence[str]], steps: int) -> Case:
-    """Return the case of `STREAMS` streams with `adapters` of a round."""
+    """Return the case in which `STREAMS` streams decode with the `adapters` of a round."""
     tables = [list(range(row * 8, row * 8 + 8)) for row in range(STREAMS)]
 
     def run(number: int) -> float:
@@ -118,7 +118,7 @@ def decoding(loaded: Loaded, adapters: Callable[[int], Sequence[str]], steps: in
 
 
 def prefilling(loaded: Loaded, adapter: str) -> Case:
-    """Return the case of a prompt, which samples nothing."""
+    """Return the case in which a prompt is computed and no token is sampled."""
     blocks = list(range(STREAMS * 8, STREAMS * 8 + PROMPT // 16))
     plan = StepPlan(1, [], [], [], [Span(STREAMS, 0, [5] * PROMPT, blocks, adapter=adapter)])
 
@@ -147,7 +147,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def measure(loaded: Loaded, adapters: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
-    """Return the rates of all cases in alternating rounds, relative to the base's."""
+    """Return the rates of all cases in alternating rounds, relative to the base model's rate."""
 
     def of_round(number: int) -> list[str]:
         return [adapters[(number * 3 + row) % len(adapters)] for row in range(STREAMS)]
@@ -179,7 +179,7 @@ def measure(loaded: Loaded, adapters: Sequence[str], rounds: int, steps: int) ->
 
 
 def of_kind(name: str, base: Path, rounds: int, steps: int) -> dict[str, Any]:
-    """Return and print the results of adapters of one kind."""
+    """Print and return the results of one kind of adapters."""
     kind = KINDS[name]
     config = ModelConfig(
         path=str(base), num_blocks=STREAMS * 8 + PROMPT // 16, max_model_len=1024, max_loras=ADAPTERS,

@@ -56,16 +56,17 @@ CASES: dict[str, tuple[int, int, int]] = {
     "8 prompts of 256": (8, 256, 1),
     "1 prompt of 512": (1, 512, 1),
 }
-"""Requests at once, tokens of each prompt, and of each output."""
+"""Concurrent requests, tokens of each prompt, and tokens of each output, by case."""
 OTHERS = "others"
-"""The key of the share of the processors that other programs took in a round."""
+"""The key of the share of the processors that other programs used in a round."""
 STEP_ROUNDS = 15
 MEGABYTE = 1e6
 
 
 @asynccontextmanager
 async def serving(model: str, private: bool = False, **options: object) -> AsyncGenerator[AsyncLLM, None]:
-    """Serve the model; yields once all its workers are ready. With `private` each has its own weights."""
+    """Serve the model; yields once all its workers are ready. With `private`, every worker has its own copy
+    of the weights."""
     settings = {"draft": "none", "log_level": "error", "profile": False, "num_blocks": 1000, **options}
     llm = AsyncLLM(resolve(model, settings))
     if private:
@@ -79,7 +80,7 @@ async def serving(model: str, private: bool = False, **options: object) -> Async
 
 
 async def all_ready(llm: AsyncLLM, ready: bool = True) -> None:
-    """Wait until all workers are ready, or until one is not."""
+    """Wait until all workers are ready; with `ready=False`, until at least one is not."""
     for _ in range(100_000):
         if all(worker.ready for worker in llm.routing().workers) == ready:
             return
@@ -88,7 +89,8 @@ async def all_ready(llm: AsyncLLM, ready: bool = True) -> None:
 
 
 async def burst(llm: AsyncLLM, requests: int, length: int, outputs: int) -> float:
-    """Return the tokens a second, of outputs or, if each has one, of prompts, of requests at once."""
+    """Return the tokens a second of concurrent requests: output tokens, or prompt tokens if every output is
+    one token."""
     rng = random.Random(time.monotonic_ns())
     params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
 
@@ -107,7 +109,7 @@ async def burst(llm: AsyncLLM, requests: int, length: int, outputs: int) -> floa
 
 
 def pss(process: int) -> float:
-    """Return a process's memory in bytes; what it shares is divided among those that have it."""
+    """Return a process's memory in bytes; shared memory is divided among the processes that map it."""
     text = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8")
     found = re.search(r"^Pss: +(\d+)", text, re.MULTILINE)
     assert found
@@ -139,7 +141,7 @@ async def memory_of(model: str, private: bool, options: dict[str, int]) -> dict[
 
 
 def memory_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """Measure each shape of a server with private and with shared weights."""
+    """Measure the memory of each server shape with private and with shared weights."""
     figures["memory"] = {}
     for name, options in pick(SHAPES, dict(list(SHAPES.items())[:2])).items():
         figures["memory"][name] = {
@@ -189,7 +191,7 @@ def step_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
 
 
 async def throughput_of(model: str, options: dict[str, int]) -> dict[str, float]:
-    """Return the tokens a second of each case, and the share of the processors that other programs took."""
+    """Return the tokens a second of each case, and the share of the processors that other programs used."""
     before = busy_seconds(), own_seconds(), time.monotonic()
     async with serving(model, **options) as llm:
         await burst(llm, 4, 16, 2)
@@ -212,7 +214,7 @@ def own_seconds() -> float:
 
 
 def throughput_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """Measure one worker and two, in alternating order."""
+    """Measure throughput with one worker and with two workers, in alternating order."""
     rounds = figures.setdefault("throughput", [])
     for _ in range(args.rounds):
         names = ["one worker", "--workers 2"]
@@ -235,7 +237,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of a checkpoint")
     parser.add_argument("--name", default="345 M", help="the model's name in the result file")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of throughput")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the throughput measurement")
     args = parse(parser, rounds=1)
     path = results_folder() / "workers.json"
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}

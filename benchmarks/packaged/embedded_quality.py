@@ -38,10 +38,10 @@ import matplotlib.pyplot as plt
 
 MAX_TOKENS = 256
 MAX_RECORD = 200
-"""Tokens within which a record under a grammar must end."""
+"""Maximum tokens of a record that a grammar constrains."""
 DEPTHS = 8
 EXITS = (2, 4)
-"""Layers after which the target was also trained to be read out, for self-drafting."""
+"""Layers at which the target was also trained to predict tokens, for self-drafting."""
 
 Matches = dict[str, list[NDArray[np.bool_]]]
 
@@ -64,8 +64,8 @@ def quality(llm: LLM, family: str, count: int, seed: int) -> tuple[dict[str, flo
 
 
 def under_grammar(llm: LLM, count: int, seed: int) -> dict[str, float]:
-    """Return for `count` held-out records, each under the grammar of its schema: the share that is valid and
-    ended by itself, and the share of right values among those with values to find."""
+    """Return for `count` held-out records, each generated under the grammar of its schema: the share that is
+    valid and complete, and the share of correct values among those that the text contains."""
     rng = random.Random(seed)
     turns: list[Any] = []
     while len(turns) < count:
@@ -78,7 +78,7 @@ def under_grammar(llm: LLM, count: int, seed: int) -> dict[str, float]:
         params.append(SamplingParams(temperature=0, max_tokens=pick(MAX_RECORD, 4), grammar=grammar))
     outputs = llm.generate([llm.render(messages) for messages, _, _ in turns], params)
     ended = [one.outputs[0].finish_reason == "stop" for one in outputs]
-    # What the grammar ends is a whole object of the schema, so it need not be validated again.
+    # The grammar ends a record only when the object is complete, so it need not be validated again.
     right = [
         score(check, one.outputs[0].text)
         for one, (_, _, check) in zip(outputs, turns, strict=True)
@@ -116,7 +116,7 @@ class Drafters:
 
 
 def _predict(logits: torch.Tensor, seed: int | None) -> NDArray[np.int64]:
-    """Return the drafter's token in each row: the best, or the best under the noise of this request."""
+    """Return the drafter's token in each row: the likeliest token, or the best under the request's noise."""
     scores = logits.double().numpy()
     if seed is not None:
         rows, vocab = scores.shape
@@ -131,7 +131,7 @@ def by_depth(matches: Sequence[NDArray[np.bool_]]) -> list[float | None]:
     so far was accepted."""
     reached, accepted = np.zeros(DEPTHS), np.zeros(DEPTHS)
     for match in matches:
-        run = np.ones(len(match), bool)  # the path up to here, from each start
+        run = np.ones(len(match), bool)  # the path up to this depth, from each start
         for depth in range(min(DEPTHS, len(match))):
             run = run[: len(match) - depth]
             reached[depth] += run.sum()
@@ -214,9 +214,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--count", type=int, default=100, help="held-out replies a family (default: %(default)s)"
+        "--count", type=int, default=100, help="held-out replies in each family (default: %(default)s)"
     )
-    parser.add_argument("--acceptance", type=int, default=100, help="of them judged for acceptance")
+    parser.add_argument(
+        "--acceptance", type=int, default=100, help="number of replies on which acceptance is measured"
+    )
     parser.add_argument("--seed", type=int, default=3, help="seed of the held-out items")
     args = parse(parser, count=1, acceptance=1)
     figures, constrained = measure(args.count, args.acceptance, args.seed)

@@ -38,7 +38,7 @@ def megabytes(folder: Path) -> float:
 
 
 class Machine:
-    """An empty folder with an environment in it, and variables with which no compiler is found."""
+    """An empty folder with a new environment, and environment variables with which no compiler is found."""
 
     def __init__(self, folder: Path) -> None:
         self.home, self.downloads = folder / "venv", folder / "downloads"
@@ -59,8 +59,8 @@ class Machine:
         return round(time.perf_counter() - began, 2)
 
     def install(self, name: str, package: str | Path) -> Step:
-        """Download a package and what it depends on, then install it; return seconds and sizes. The
-        downloads are for this build of torch, which is not downloaded again."""
+        """Download a package and its dependencies, then install them; return seconds and sizes. The downloads
+        match the installed build of torch, which is not downloaded again."""
         pip = (self.home / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check")
         before, downloaded = megabytes(self.home), megabytes(self.downloads)
         arguments = ("--no-cache-dir", "--dest", self.downloads, "--find-links", self.downloads)
@@ -77,7 +77,7 @@ class Machine:
 
 
 def serve(machine: Machine) -> Step:
-    """Start a server, and ask it until it answers; return the seconds to the first token."""
+    """Start a server and send requests until it answers; return the seconds to the first token."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -97,7 +97,7 @@ def serve(machine: Machine) -> Step:
 
 
 def first_token(url: str) -> str:
-    """Return the first text that the server streams; empty where it does not serve yet."""
+    """Return the first text that the server streams; an empty string while the server does not serve yet."""
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(QUESTION).encode(), headers=headers
@@ -118,7 +118,7 @@ def first_token(url: str) -> str:
 
 
 def measure(wheel: Path, folder: Path) -> list[Step]:
-    """Return the steps."""
+    """Return the measured steps."""
     machine = Machine(folder)
     venv = {"step": "python3 -m venv", "seconds": machine.run(sys.executable, "-m", "venv", machine.home)}
     found = [name for name in COMPILERS if shutil.which(name, path=machine.environment["PATH"])]
@@ -133,8 +133,10 @@ def measure(wheel: Path, folder: Path) -> list[Step]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--wheel", type=Path, help="by default the one in dist/")
-    parser.add_argument("--registry", default="pip's default", help="where packages come from, in words")
+    parser.add_argument("--wheel", type=Path, help="the wheel to install (default: the wheel in dist/)")
+    parser.add_argument(
+        "--registry", default="pip's default", help="name of the package index, for the report"
+    )
     arguments = parser.parse_args()
     wheel = arguments.wheel or next(Path("dist").glob("*.whl"), None)
     if wheel is None:

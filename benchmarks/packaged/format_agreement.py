@@ -51,25 +51,26 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 
 @dataclass
 class Compared:
-    """Sums over tokens: with the same greedy token, and the divergence (KL, in nats) of the kernels'."""
+    """Sums over tokens: how often the greedy token is the same, and the divergence of the kernels'
+    distributions (KL, in nats)."""
 
     tokens: int = 0
     same: int = 0
     divergence: float = 0.0
 
     def add(self, exact: Tensor, rounded: Tensor) -> None:
-        """Count log-probabilities [tokens, vocabulary]."""
+        """Add the results for these log-probabilities [tokens, vocabulary]."""
         self.tokens += len(exact)
         self.same += int((exact.argmax(-1) == rounded.argmax(-1)).sum())
         self.divergence += float((exact.exp() * (exact - rounded)).sum())
 
     def figures(self) -> dict[str, float]:
-        """Return the means."""
+        """Return the means over all tokens."""
         return {"same greedy token": self.same / self.tokens, "divergence": self.divergence / self.tokens}
 
 
 def formats(folder: Path) -> Iterator[tuple[str, Written]]:
-    """Write the packaged model in each format, and yield the format's name with it."""
+    """Write the packaged model in each format; yield the format's name and the folder."""
     made = {name: write for name, write in FORMATS.items() if "K_M" not in name and "IQ4" not in name}
     for name, write_in in made.items():
         source, target = folder / name.replace(" ", "-") / "source", folder / name.replace(" ", "-")
@@ -88,7 +89,7 @@ def formats(folder: Path) -> Iterator[tuple[str, Written]]:
 
 
 def kernels(written: Written) -> Reader:
-    """Return the model as it is served."""
+    """Return the model as a server loads it."""
     config = ModelConfig(
         path=str(written.path), draft="none", num_blocks=MAX_TEXT // BLOCK, block_size=BLOCK,
         max_model_len=MAX_TEXT, **written.settings,
@@ -117,7 +118,7 @@ def dequantized(written: Written) -> Reader:
 
 
 def compare(written: Written, texts: list[Text]) -> dict[str, float]:
-    """Return the figures of one format."""
+    """Return the results of one format."""
     exact, served, compared = dequantized(written), kernels(written), Compared()
     for text in texts:
         compared.add(exact.log_probabilities(text), served.log_probabilities(text))
@@ -129,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=10, help="held-out replies a family")
+    parser.add_argument("--count", type=int, default=10, help="held-out replies in each family")
     parser.add_argument("--seed", type=int, default=5, help="seed of the held-out items")
     args = parse(parser, count=1)
     with LLM("embedded", draft="none") as llm:

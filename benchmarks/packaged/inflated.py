@@ -1,4 +1,4 @@
-"""Inflated copies of the packaged model: the same function, at the cost of any model of their shape.
+"""Inflated copies of the packaged model compute the same function at the cost of a larger model.
 
 Logits and greedy texts are compared with the packaged model's in float32; steps are timed in bf16 against a
 checkpoint of the same shape with random weights, in interleaved rounds.
@@ -35,7 +35,7 @@ SHAPES = {
     "1 B": ModelShape(1024, 80),
 }
 SMALLEST = ModelShape(256, 8)
-"""The packaged model's, which a smoke run writes."""
+"""The packaged model's own shape, which a smoke run writes."""
 ROWS = (1, 8)
 ROUNDS = 9
 STEPS = 4
@@ -80,7 +80,7 @@ def stepper(folder: Path, rows: int) -> Callable[[], None]:
 
 
 def seconds(run: Callable[[], None]) -> float:
-    """Return the seconds of one step, as the mean of several."""
+    """Return the seconds of one step, as the mean of several steps."""
     started = time.perf_counter()
     for _ in range(STEPS):
         run()
@@ -88,7 +88,8 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def step_cost(inflated: Path, random_weights: Path) -> dict[str, dict[str, float]]:
-    """Return the milliseconds of both, and the median ratio of interleaved rounds, by rows."""
+    """Return by number of rows the milliseconds of both models' steps, and the median ratio of interleaved
+    rounds."""
     figures = {}
     for rows in ROWS:
         ours, theirs = stepper(inflated, rows), stepper(random_weights, rows)
@@ -103,7 +104,7 @@ def step_cost(inflated: Path, random_weights: Path) -> dict[str, dict[str, float
 
 
 def prompts(count: int) -> list[list[dict[str, str]]]:
-    """Return chats: the same few questions, made unique by a number."""
+    """Return chats that repeat a few questions; a number makes each chat unique."""
     rng = random.Random(0)
     return [[{"role": "user", "content": f"{rng.choice(TEXTS)} ({number})"}] for number in range(count)]
 
@@ -150,7 +151,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--prompts", type=int, default=200, help="chats whose answers are compared")
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="only this shape")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="measure only this shape")
     args = parse(parser, prompts=1, shape=["345 M"])
     figures = []
     for name in args.shape or SHAPES:

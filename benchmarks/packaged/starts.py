@@ -1,4 +1,4 @@
-"""How long workers take to start: forked by a process that has imported what they need, and as new processes.
+"""How long workers take to start: forked from a process with all imports done, or as new processes.
 
     python -m benchmarks.packaged.starts --rounds 7
 
@@ -21,7 +21,7 @@ POLL = 0.001
 
 
 def measure(fork: bool) -> dict[str, float]:
-    """Return the seconds that each start takes in this process, from its own start on."""
+    """Return the seconds of each start in this process, counted from the start of the process."""
     started = time.time() - _age()
     import psutil
 
@@ -75,7 +75,7 @@ def _wait(condition: Any) -> None:
 
 
 def run(fork: bool) -> dict[str, float]:
-    """Return the figures of a new process."""
+    """Return the results measured in a new process."""
     command = [sys.executable, "-m", "benchmarks.packaged.starts", "--measure", "fork" if fork else "start"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     result: dict[str, float] = json.loads(printed)
@@ -93,7 +93,8 @@ def main() -> None:
     if args.measure:
         print(json.dumps(measure(args.measure == "fork")))
         return
-    from benchmarks.report import table, write  # imports torch, which a measured script must not have
+    # not at the top: it imports torch, which a measured script must not have loaded
+    from benchmarks.report import table, write
 
     rounds = []
     for number in range(args.rounds):

@@ -40,21 +40,21 @@ WIDTHS: dict[str, dict[str, str]] = {
     "int4:128": {"quantization": "int4:128"},
     "int4, int8 KV": {"quantization": "int4", "kv_cache_dtype": "int8"},
 }
-"""Settings by the name of a width."""
+"""Settings by the name of the weights' width."""
 BLOCK = 16
 MAX_TEXT = 1024
 
 
 @dataclass(frozen=True)
 class Text:
-    """A held-out reply after its prompt: token ids, of which the reply begins at `first`."""
+    """A prompt with a held-out reply, as token ids; the reply begins at index `first`."""
 
     tokens: list[int]
     first: int
 
 
 def draw_texts(llm: LLM, family: str, count: int, seed: int) -> list[Text]:
-    """Return `count` held-out replies of a family, as right as the data has them."""
+    """Return `count` held-out replies of a family, with the data's correct answers."""
     rng = random.Random(seed)
     texts: list[Text] = []
     while len(texts) < count:
@@ -68,13 +68,13 @@ def draw_texts(llm: LLM, family: str, count: int, seed: int) -> list[Text]:
 
 @dataclass(frozen=True)
 class Reader:
-    """A model that reads texts, with `passes` over blocks of BLOCK tokens."""
+    """A model that reads texts in blocks of BLOCK tokens, one of `passes` after another."""
 
     passes: ModelPasses
 
     @torch.inference_mode()
     def log_probabilities(self, text: Text) -> Tensor:
-        """Return the logarithms [reply tokens, vocabulary] of the probabilities before each reply token."""
+        """Return the log-probabilities [reply tokens, vocabulary] that predict each reply token."""
         tokens = text.tokens[:-1]
         blocks = list(range(-(-len(tokens) // BLOCK)))
         span = Span(0, 0, tokens, blocks, root(tokens[-1]), (0,), prompt_logprobs=True)
@@ -121,7 +121,7 @@ def tasks(width: str, count: int, seed: int) -> dict[str, float]:
 
 
 def measure(count: int, seed: int, widths: Sequence[str]) -> dict[str, Any]:
-    """Return all figures by width."""
+    """Return all results by width."""
     with LLM("embedded", draft="none") as llm:
         texts = [text for family in FAMILIES for text in draw_texts(llm, family, count, seed)]
     compared = distributions(
@@ -151,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=100, help="held-out replies a family")
+    parser.add_argument("--count", type=int, default=100, help="held-out replies in each family")
     parser.add_argument("--seed", type=int, default=5, help="seed of the held-out items")
     parser.add_argument("--widths", nargs="+", choices=WIDTHS, default=list(WIDTHS))
     args = parse(parser, count=1, widths=[PLAIN])

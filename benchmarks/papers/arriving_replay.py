@@ -30,8 +30,8 @@ VOCABULARY = 30_000
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Seconds from each prompt's end to its first token, and from the start to the last token of all; of
-    answers with more tokens also those from the first to the `second`, and for each token after the first
+    """Seconds from each prompt's end to its first token, and from the start of the run to its last token. If
+    answers have more tokens: also the seconds to the `second` token, and for each token after the first
     (`tpot`)."""
 
     ttft: list[float]
@@ -42,7 +42,7 @@ class ReplayResult:
 
 
 def merged(runs: Sequence[ReplayResult]) -> ReplayResult:
-    """Merge several runs into one: all their times to first token, and the sum of their durations."""
+    """Merge several runs: all their times to first token, and the sum of their durations."""
     ttft = [seconds for run in runs for seconds in run.ttft]
     reports = tuple(report for run in runs for report in run.reports)
     return ReplayResult(ttft, sum(run.completion for run in runs), reports)
@@ -50,8 +50,8 @@ def merged(runs: Sequence[ReplayResult]) -> ReplayResult:
 
 @dataclass(frozen=True)
 class Machine:
-    """The costs of virtual time: seconds of a step by query tokens and context, and of swapping blocks; and
-    of sending a block to another worker. `curve`: the step costs that workers report."""
+    """The costs of virtual time: seconds of a step by query tokens and context, of swapping blocks, and of
+    sending a block to another worker. `curve` has the step costs that workers report."""
 
     step: Cost
     swap: SwapCost
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Server:
-    """What serves in virtual time: its workers, their `drafter`, which has KV, and the `slo` of requests."""
+    """The simulated server: its workers, their `drafter` (which has KV), and the `slo` of requests."""
 
     topology: Topology = field(default_factory=Topology)
     drafter: Callable[[CostExecutor], Drafter] | None = None
@@ -185,14 +185,15 @@ async def live(
                     operations.append({"op": "insert", "index": position, "text": text})
             if streaming:
                 await stream.edit(*operations)
-        end = begun + delay * query.retrieval  # as planned: the answer to a late client counts as waiting too
+        # The query's time is the planned time: a late client counts as waiting.
+        end = begun + delay * query.retrieval
         if not streaming:
             await stream.open()
             await stream.edit({"op": "append", "text": "".join(texts)})
         first = 0.0
         async for _ in stream.answer():
             first = first or time.perf_counter()
-        first = first or time.perf_counter()  # a token without text
+        first = first or time.perf_counter()  # not every token has text
         done.append(time.perf_counter() - started)
         await stream.close()
         return first - end
@@ -206,7 +207,7 @@ async def _until(when: float) -> None:
 
 
 async def capacity(url: str, words: int, count: int = 12) -> float:
-    """Return the words a second of a server that computes only prompts of `words` words."""
+    """Return the words a second that a server computes if all requests are prompts of `words` words."""
     rng = random.Random(0)
     bodies = [{"prompt": _words(words, rng), "max_tokens": 1, "temperature": 0} for _ in range(count)]
     async with httpx.AsyncClient(base_url=url, timeout=600) as http:

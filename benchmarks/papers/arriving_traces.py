@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 Edit = tuple[str, int, int]
-"""append, insert or remove; the chunk's index; its tokens."""
+"""An edit: append, insert or remove; the index of the chunk; its number of tokens."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Edits that arrive together, `after` seconds after the query."""
+    """Edits that arrive together, `after` seconds after the query's start."""
 
     after: float
     edits: list[Edit]
@@ -39,11 +39,12 @@ class Query:
 
     @property
     def retrieval(self) -> float:
-        """Seconds from the query until its context is complete."""
+        """Return the seconds from the query's start until its context is complete."""
         return self.events[-1].after
 
     def contexts(self) -> list[list[tuple[int, int]]]:
-        """Return the chunks after each event, each as a unique number and its tokens."""
+        """Return the chunks of the context after each event, as pairs of a unique number and the chunk's
+        tokens."""
         chunks: list[tuple[int, int]] = []
         number, all_of_them = 0, []
         for event in self.events:
@@ -58,7 +59,7 @@ class Query:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the finished prompt."""
+        """Return the number of tokens of the finished prompt."""
         return sum(tokens for _, tokens in self.contexts()[-1]) + self.query
 
 
@@ -68,7 +69,7 @@ def _lognormal(rng: random.Random, median: float, mean: float) -> float:
 
 
 PAGES = 8.6
-"""Mean number of chunks of a crawl: at 1.15 s each they sum to the published 9.9 s."""
+"""Mean number of chunks of a crawl. At 1.15 s for each chunk, a crawl takes the published 9.9 s."""
 
 
 def crawler(count: int, seed: int, scale: float = 1.0, delay: float = 1.0) -> list[Query]:

@@ -1,5 +1,5 @@
-"""The exposed time of KV transfer between machines: a pair on two of them (network namespaces with links of
-their own, which tc limits), encrypted and with keys, compared with shared memory on one. Needs root.
+"""The exposed time of KV transfer between machines: a pair whose halves are in two network namespaces,
+encrypted and with keys, over a link that tc limits, compared with shared memory on one machine. Needs root.
 
     python -m benchmarks.papers.pair_hosts --model embedded
 """
@@ -22,11 +22,12 @@ RATES = ("not limited", "10gbit", "1gbit")
 LEASE = 10.0
 PROBE_BYTES = 100_000_000
 BLOCKS = 2000
-"""KV blocks of each worker; by default each takes a share of the memory, as if the machine were its own."""
+"""Number of KV blocks of each worker. The default would give each worker a share of this machine's whole
+memory."""
 
 
 def throughput(net: Namespaces) -> float:
-    """Return the bytes a second of a plain connection between the machines."""
+    """Return the bytes a second of a plain connection between the two namespaces."""
     listen = (
         "import socket; s = socket.create_server(('', 5000)); print(flush=True); c, _ = s.accept()\n"
         "while c.recv(1 << 20): pass\nc.sendall(b'x')"
@@ -45,7 +46,7 @@ def throughput(net: Namespaces) -> float:
 
 
 async def between(model: str, lengths: list[int], rate: str) -> dict[str, float]:
-    """Measure a pair on two machines, with links of a rate."""
+    """Measure a pair on two machines with links of this rate."""
     with tempfile.TemporaryDirectory() as folder, machines(2, Path(folder), head=254) as made:
         for number in (1, 2):
             if rate in RATES[1:]:
@@ -58,7 +59,7 @@ async def between(model: str, lengths: list[int], rate: str) -> dict[str, float]
 
 
 def main() -> None:
-    """Measure, print, and write the results. Raises AssertionError if other bytes were sent."""
+    """Measure, print, and write the results. Raises AssertionError if the transports sent different bytes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

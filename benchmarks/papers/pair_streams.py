@@ -2,9 +2,10 @@
 worker, and what draft tokens and latency targets add.
 
 The crawler's trace of papers/streaming.py, with answers of several tokens, at load 0.8 of the measured
-capacity of one worker. Virtual time runs the real engine and fleet on the cost model of two H200 there; a
-pair has one such machine for each half, and a unified worker one in all. Each seed is one trace, and each row
-is compared with another on the same trace: median of the ratios, with a bootstrap interval over the seeds.
+capacity of one worker. Virtual time runs the real engine and fleet on papers/streaming.py's cost model of two
+H200. A pair has one such machine for each half; a unified worker has one machine in total. Each seed is one
+trace, and each row is compared with another on the same trace: median of the ratios, with a bootstrap
+interval over the seeds.
 
     python -m benchmarks.papers.pair_streams --seeds 6            # in virtual time
     python -m benchmarks.papers.pair_streams --live --rounds 3    # one pair and one worker of this machine
@@ -43,11 +44,11 @@ from streamserve.text.output import ChoiceDelta
 
 LOAD = 0.8
 OUTPUT = 32
-"""Tokens of an answer."""
+"""Number of tokens of an answer."""
 SLO = Slo(ttft_ms=2000.0, tpot_ms=40.0)
 TPOT = Slo(tpot_ms=40.0)
 SERVICE_SECONDS = 1e-3
-"""Seconds in which a draft service answers."""
+"""Seconds that a draft service takes to answer."""
 ACCURACY = 0.7
 """Probability that a draft token is the target's."""
 DRAFT_SHARE = 0.05
@@ -72,11 +73,11 @@ COMPARED = (
     ("pair, draft and targets", "pair", "tpot_p50"),
     ("pair, draft and targets", "unified, draft and targets", "ttft_p50"),
 )
-"""Pairs of rows, and what of them is compared."""
+"""Pairs of rows that are compared, and the compared values."""
 
 
 def hardware() -> Machine:
-    """Return the costs of one worker, with the wire between two."""
+    """Return the costs of one worker, and of the wire between two workers."""
     base = PAPER.machine()
     tokens, kv_tokens = (1, 64, 256, 1024), (0, 1_000_000)
     curve = CostCurve(
@@ -98,8 +99,8 @@ def drafter(executor: CostExecutor) -> SimulatedDrafter:
 
 
 class ServiceDrafter:
-    """A drafter without KV on the worker, as a draft service is: it answers a step's requests in
-    `SERVICE_SECONDS`, and reads prompts elsewhere."""
+    """A drafter without KV on the worker, like a draft service: it answers the requests of a step within
+    `SERVICE_SECONDS`, and reads prompts on another machine."""
 
     group = None
 
@@ -119,7 +120,7 @@ class ServiceDrafter:
         pass
 
     def _draft(self, request: DraftRequest) -> TokenTree:
-        """Draft a chain, of which each token is the target's with probability ACCURACY."""
+        """Draft a chain in which each token equals the target's token with probability ACCURACY."""
         tokens = list(request.tokens[: request.length])
         chain = [tokens[-1]]
         for _ in range(min(request.depth, request.nodes)):
@@ -142,7 +143,7 @@ ROWS: dict[str, tuple[Server, bool, Order]] = {
     "pair, draft service and TPOT targets": (Server(pairs(1), ServiceDrafter, TPOT), True, "slo"),
     "unified, draft and targets": (Server(unified(1), drafter, SLO), True, "slo"),
 }
-"""The rows: what serves, whether prompts are streamed, and the service order."""
+"""The rows: the kind of server, whether prompts are streamed, and the service order."""
 
 
 def figures(done: ReplayResult) -> dict[str, float]:
@@ -169,7 +170,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def simulate(seed: int, count: int, known: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Run the rows that are not `known` on the trace of one seed; return all."""
+    """Simulate the rows that are not yet in `known` on the trace of one seed; return all rows."""
     machine = hardware()
     queries = [replace(query, output=OUTPUT) for query in TRACES["append"](count, seed, SCALE)]
     rate = LOAD * measured_capacity(queries) / statistics.fmean(query.tokens for query in queries)
@@ -190,9 +191,9 @@ LIVE_ROWS: dict[str, tuple[dict[str, object], bool]] = {
     "unified": ({"threads": 1}, True),
     "pair, draft and targets": ({"pairs": 1, "threads": 1, "draft": "auto"}, True),
 }
-"""Rows on this machine: settings, and whether prompts are streamed."""
+"""Rows on this machine: the server's settings, and whether prompts are streamed."""
 LIVE_SCALE, LIVE_DELAY, LIVE_TOKENS = 0.05, 0.1, 1800
-"""Scales of the trace's tokens and of its seconds, and the longest prompt."""
+"""Factors for the trace's tokens and its seconds, and the maximum tokens of a prompt."""
 
 
 async def replay(
@@ -243,7 +244,7 @@ async def _until(when: float) -> None:
 
 
 async def live_round(model: str, seed: int, count: int) -> dict[str, dict[str, float]]:
-    """Run all live rows on the trace of one seed, at a rate measured on the first."""
+    """Run all live rows on the trace of one seed, at a rate measured with the first row."""
     drawn = TRACES["append"](3 * count, seed, LIVE_SCALE, LIVE_DELAY)
     queries = [query for query in drawn if query.tokens <= LIVE_TOKENS][:count]
     queries = [replace(query, at=float(number)) for number, query in enumerate(queries)]
@@ -291,7 +292,7 @@ def report(
 
 
 def known(file: str) -> list[dict[str, Any]]:
-    """Return the rounds that are in a result file."""
+    """Return the rounds that a result file has."""
     path = results_folder() / f"{file}.json"
     return list(json.loads(path.read_text())["figures"]["rounds"]) if path.exists() else []
 
@@ -304,7 +305,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--resume", action="store_true", help="keep the rounds of the result file")
     parser.add_argument("--live", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3, help="live rounds")
+    parser.add_argument("--rounds", type=int, default=3, help="number of live rounds")
     parser.add_argument("--model", default="embedded")
     args = parse(parser, seeds=1, queries=4, rounds=1)
     settings = {key: str(value) for key, value in vars(args).items() if key != "resume"}

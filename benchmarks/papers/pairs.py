@@ -2,9 +2,9 @@
 
 Four traces: requests of a few groups that share a long prefix (`shared`), prompts of very different lengths
 (`skewed`), arrivals in bursts (`bursty`), and prompts of evenly distributed lengths (`uniform`). Every router
-serves the same requests. Compared are the goodput, requests a second that meet both targets, of the default
-router and each other one, as paired differences over the seeds, and p95 TTFT, as ratios. Also the time of a
-routing decision, in real time, with and without the fleet's bookkeeping.
+serves the same requests. The default router is compared with each other router by goodput (requests a second
+that meet both targets; paired differences over the seeds) and by p95 TTFT (ratios). The time of a routing
+decision is measured in real time, with and without the fleet's bookkeeping.
 
     python -m benchmarks.papers.pairs --pairs 2 4 16 --seeds 0 20
 
@@ -47,8 +47,8 @@ DEFAULT = "flowguard"
 """The default router."""
 TRACES = ("shared", "skewed", "bursty", "uniform")
 RATES = {"shared": 14.0, "skewed": 18.0, "bursty": 9.0, "uniform": 11.0}
-"""Requests a second a pair. They load the prefill workers to 0.6 to 0.8, and with shared prefixes, where that
-depends on the router, to 1.8 if no prefix were cached."""
+"""Requests a second for each pair. They load the prefill workers to 0.6 to 0.8. With shared prefixes the load
+depends on the router: it would be 1.8 without cached prefixes."""
 OUTPUT = (16, 64)
 ENGINE = EngineConfig(
     num_blocks=1500, max_model_len=4096, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=512
@@ -64,11 +64,11 @@ TARGETS = {
 They are set so that some routers miss them occasionally."""
 KV_TOKEN_BYTES = 327_680
 KV_TOKEN = (a100().step(1, 1 << 20) - a100().step(1, 0)) / (1 << 20)
-"""Seconds by which a KV token lengthens a simulated step."""
+"""Seconds by which each KV token lengthens a simulated step."""
 OPEN = 4
-"""Open requests of a pair while decisions are timed."""
+"""Open requests on each pair while decisions are timed."""
 REQUESTS = {2: 60, 4: 60, 16: 96}
-"""Requests of a trace by number of pairs."""
+"""Number of requests in a trace by number of pairs."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def trace(kind: str, count: int, rate: float, seed: int) -> list[WorkloadRequest
 
 
 def routers() -> dict[str, Router]:
-    """Return all routers; predictive is given the mean output length of the traces."""
+    """Return all routers. The `predictive` router is given the mean output length of the traces."""
     return {**ROUTERS, "predictive": Predictive(output=sum(OUTPUT) // 2)}
 
 
@@ -158,8 +158,8 @@ ResultsBySeed = Sequence[dict[str, dict[str, float]]]
 
 
 def summary(measured: ResultsBySeed) -> dict[str, dict[str, Any]]:
-    """Return for each router the means over seeds, and of the default router the difference of its goodput to
-    this one's, in its share, and the ratio of its p95 TTFT."""
+    """Return for each router the means over seeds; and compared with the default router, the difference in
+    goodput as a share of this router's goodput, and the ratio of p95 TTFT."""
     return {
         name: {
             **{key: float(np.mean([one[name][key] for one in measured])) for key in measured[0][name]},
@@ -171,7 +171,8 @@ def summary(measured: ResultsBySeed) -> dict[str, dict[str, Any]]:
 
 
 def difference(measured: ResultsBySeed, other: str) -> dict[str, float]:
-    """Return the mean paired difference of the default router's goodput to another's, as a share of it."""
+    """Return the mean paired difference between the default router's goodput and another's, relative to the
+    other's."""
     goodput = np.array([(one[DEFAULT]["goodput"], one[other]["goodput"]) for one in measured])
     return interval(list((goodput[:, 0] - goodput[:, 1]) / goodput[:, 1].mean()), np.mean)
 
@@ -225,7 +226,7 @@ def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict
 
 
 def _curve(scale: float) -> CostCurve:
-    """Return a worker's measurement of the simulated machine, `scale` times as slow."""
+    """Return the step costs of a worker that is `scale` times as slow as the simulated machine."""
     step, rows, tokens, kv = a100().step, (1, 128, 256, 512), (0, 16_384, 65_536), KV_TOKEN_BYTES
     return CostCurve(
         tokens=rows, kv_bytes=tuple(kv * held for held in tokens),
@@ -256,7 +257,7 @@ def recorded() -> dict[str, Any]:
 
 
 def record(figures: dict[str, Any]) -> None:
-    """Write results by seed, and what follows from them."""
+    """Write results by seed, and the values computed from them."""
     played = [
         {"trace": kind, "pairs": count, "seeds": len(seeds), "routers": summary(list(seeds.values()))}
         for kind in TRACES
@@ -290,14 +291,16 @@ def _micros(taken: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Simulate what is not recorded yet, and write and print the results."""
+    """Simulate the cells that are not recorded yet, and write and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, nargs="*", choices=[*REQUESTS], default=[*REQUESTS])
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=TRACES)
-    parser.add_argument("--seeds", type=int, nargs=2, default=[0, 20], help="the first, and the end")
-    parser.add_argument("--decisions", action="store_true", help="measure the time of decisions too")
+    parser.add_argument(
+        "--seeds", type=int, nargs=2, default=[0, 20], help="first seed, and the end of the range"
+    )
+    parser.add_argument("--decisions", action="store_true", help="also measure the time of decisions")
     args = parse(parser, pairs=[2], traces=["shared"], seeds=[0, 1], decisions=True)
     for seed in range(*args.seeds):
         for kind in args.traces:

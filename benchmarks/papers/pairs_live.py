@@ -1,15 +1,15 @@
 """Stream pairs on this machine: the exposed time of KV transfer, the effect of a burst of long prompts on
 other requests, the cost of a chat's next turn, and every router on two pairs.
 
-Transfer: prompts one after another on one pair; the time from a prompt's end until its KV has arrived, as a
-share of its prefill; through shared memory, through NIXL where it is installed, and sent only when the whole
-prompt is computed (one chunk: a blocking copy); and on a wire so slow that moving a prompt takes half as long
-as computing it, which is first measured on such a wire. Burst: a few streams decode while prompts (short,
-long, mixed) come in at once; the time between their tokens while these are being computed, on one worker that
-decodes first and fills its steps with prompts (order `chunked`, for several chunk sizes) or schedules by
-latency targets, and on a pair with the same cores, in interleaved rounds. Chat: the time to the first token
-of a second turn: on one worker; on a pair to which the answer has returned; and on a pair whose decode worker
-computes the new tokens. Routers: the traces of papers/pairs.py on two pairs, each worker on half a core.
+Transfer: prompts run one after another on one pair. The time from a prompt's end until its KV has arrived is
+given as a share of its prefill time: through shared memory, through NIXL where it is installed, and as a
+blocking copy (one chunk, sent when the whole prompt is computed); also on a wire so slow that moving a prompt
+takes half the time of computing it. Burst: a few streams decode while prompts (short, long, mixed) come in at
+once; the time between their tokens while these are being computed, on one worker that decodes first and fills
+its steps with prompts (order `chunked`, for several chunk sizes) or schedules by latency targets, and on a
+pair with the same cores, in interleaved rounds. Chat: the time to the first token of a second turn: on one
+worker; on a pair to which the answer has returned; and on a pair whose decode worker computes the new tokens.
+Routers: the traces of papers/pairs.py on two pairs, each worker on half a core.
 
     python -m benchmarks.papers.pairs_live --model embedded --rounds 5
 
@@ -42,11 +42,11 @@ CHUNKS = (64, 128, 256, 512)
 STREAMS = 4
 WARM = 3
 LIVE_TARGETS = (0.5, 0.03)
-"""Targets in seconds, to the first token and for each further one, for the routers' attainment."""
+"""Target seconds to the first token and for each further token, for the routers' attainment."""
 BURSTS = {"long": [1400] * 6, "short": [64] * 24, "mixed": [1400, 64, 64, 64] * 4}
-"""Prompts of a burst, in tokens."""
+"""Lengths of the prompts of a burst, in tokens."""
 ANSWER, QUESTION = 200, 24
-"""Tokens of a chat's first answer, and of its second turn."""
+"""Tokens of a chat's first answer, and of its second turn's question."""
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ async def times(
 
 
 async def sent(llm: AsyncLLM, handed_over: int) -> TransferReport:
-    """Return the report once `handed_over` prompts have been handed over."""
+    """Return the worker's report once it has handed over `handed_over` prompts."""
     while True:
         report = llm.report()
         if report and report.transfer and report.transfer.handed_over >= handed_over:
@@ -98,7 +98,7 @@ async def sent(llm: AsyncLLM, handed_over: int) -> TransferReport:
 
 
 async def transfer(model: str, lengths: list[int], **options: object) -> dict[str, float]:
-    """Return for prompts one after another: seconds to the first token, seconds exposed, bytes."""
+    """Return for prompts sent one after another: seconds to the first token, exposed seconds, and bytes."""
     rng = random.Random(1)
     async with serving(model, pairs=1, **{"max_chunk": 128, **options}) as llm:
         for number in range(WARM):  # the first touch of memory is slow
@@ -129,7 +129,7 @@ async def transfers(model: str, lengths: list[int]) -> dict[str, dict[str, float
     measured = {name: await transfer(model, lengths, **options) for name, options in ways.items()}
     wire = half_of(measured["shared memory"])
     slow = await transfer(model, lengths, kv_bytes_per_second=wire)
-    wire = half_of(slow)  # on such a wire prefill may take a different time
+    wire = half_of(slow)  # Prefill may take a different time on such a wire.
     name = "a wire that takes half of prefill"
     measured[name] = await transfer(model, lengths, kv_bytes_per_second=wire)
     measured[name]["wire_share"] = measured[name]["bytes"] / wire / measured[name]["prefill_seconds"]
@@ -143,8 +143,8 @@ def half_of(measured: dict[str, float]) -> float:
 
 
 async def burst(llm: AsyncLLM, name: str, lengths: list[int]) -> dict[str, float]:
-    """Return the gaps between tokens of decoding streams while prompts are computed, and the prompts'
-    TTFT."""
+    """Return the gaps between tokens of decoding streams while a burst of prompts is computed, and the
+    prompts' TTFT."""
     rng = random.Random(name)
     seen: list[list[float]] = [[] for _ in range(STREAMS)]
     streams = [
@@ -201,7 +201,7 @@ async def chats(model: str, rounds: int) -> dict[str, float]:
 
 
 async def answer(llm: AsyncLLM, tokens: list[int], name: str) -> list[int]:
-    """Return the first turn's answer."""
+    """Return the answer of the chat's first turn."""
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
     options: list[int] = []
     async with aclosing(llm.submit(tokens, params, request_id=name)) as updates:
@@ -250,7 +250,7 @@ def same_ttft(measured: dict[str, dict[str, float]]) -> dict[str, Any]:
 
 
 async def routed(model: str, router: str, kind: str, requests: int, rate: float) -> dict[str, float]:
-    """Serve a trace of benchmarks/papers/pairs.py on two pairs, with one of its routers."""
+    """Serve a trace of benchmarks/papers/pairs.py on two pairs with the given router."""
     trace_requests = trace(kind, requests, rate, 0)
     ttft, tpot = LIVE_TARGETS
     slo = Slo(ttft_ms=1e3 * ttft, tpot_ms=1e3 * tpot)
@@ -354,9 +354,11 @@ def main() -> None:
     )
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=12, help="prompts of the transfer part")
-    parser.add_argument("--requests", type=int, default=40, help="requests of the routers' traces")
-    parser.add_argument("--rate", type=float, default=8.0, help="requests a second of the routers' traces")
+    parser.add_argument("--prompts", type=int, default=12, help="number of prompts in the transfer part")
+    parser.add_argument(
+        "--requests", type=int, default=40, help="number of requests in a trace of the routers part"
+    )
+    parser.add_argument("--rate", type=float, default=8.0, help="requests a second in the routers part")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     args = parse(parser, rounds=1, prompts=1, requests=4)
     path = results_folder() / "pairs_live.json"

@@ -1,4 +1,4 @@
-"""Routers live: the default against others on two places of this machine, on the same traces.
+"""Routers live: the default router compared with others on this machine, on the same traces.
 
 The servers of all routers are started before anything is measured, and idle while another one is measured. A
 round is a trace of benchmarks/papers/pairs.py with another seed, which every router serves, in random order.
@@ -30,7 +30,7 @@ ROUTERS = (DEFAULT, "round-robin", "flowguard-as-published")
 TRACES = ("skewed", "shared")
 PLACES: dict[str, dict[str, int]] = {"pairs": {"pairs": 2}, "workers": {"workers": 2}}
 LONGEST = 1400
-"""Tokens of the longest prompt."""
+"""Maximum tokens of a prompt."""
 
 
 async def serve_trace(
@@ -90,7 +90,7 @@ async def measure(args: argparse.Namespace) -> Rounds:
 
 
 def recorded(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a result file. Raises SystemExit if its rounds were measured with other settings."""
+    """Return a result file's content. Raises SystemExit if its rounds were measured with other settings."""
     read = json.loads((results_folder() / f"{name}.json").read_text())
     before = {key: value for key, value in read["settings"].items() if key not in VARIABLE}
     if before != settings:
@@ -108,13 +108,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--first", type=int, default=0, help="the seed of the first round")
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
-    parser.add_argument("--add", action="store_true", help="to the rounds of the result file")
-    parser.add_argument("--requests", type=int, default=40, help="of a trace")
+    parser.add_argument("--add", action="store_true", help="keep the rounds of the result file")
+    parser.add_argument("--requests", type=int, default=40, help="requests of a trace")
     parser.add_argument("--rate", type=float, default=16.0, help="requests a second")
     parser.add_argument(
-        "--targets", type=float, nargs=2, default=[0.15, 0.03], help="seconds to the first and further tokens"
+        "--targets",
+        type=float,
+        nargs=2,
+        default=[0.15, 0.03],
+        help="target seconds: first token, each further token",
     )
-    parser.add_argument("--name", default="routers_live", help="of the result file")
+    parser.add_argument("--name", default="routers_live", help="name of the result file")
     args = parse(parser, rounds=1, requests=4)
     settings = {key: value for key, value in vars(args).items() if key not in VARIABLE} | {"time": "live"}
     parts, before = [], {}

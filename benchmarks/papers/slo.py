@@ -3,9 +3,9 @@
 Three classes of requests: 60 % strict (the profiled minimum: batch of 8, no draft tokens), 20 % at 2.4 times
 that with long prompts, 20 % at 8 times; bursty arrivals. A request attains if its mean time per output token
 is within its target, and its first token comes within `--ttft` times that target (0: at any time, as AdaServe
-counts: then a policy that lets requests wait attains most). Goodput is the tokens a second of those. Step
-costs come from a profile of this machine, or a roofline of another one; draft tokens are accepted where those
-of the packaged draft were (recorded).
+counts: then a policy that lets requests wait attains most). Goodput is the tokens a second of requests that
+attain. Step costs come from a profile of this machine, or a roofline of another one; draft tokens are
+accepted where those of the packaged draft were (recorded).
 
     python -m benchmarks.papers.slo --sweep rate --hardware here
     python -m benchmarks.papers.slo --sweep share
@@ -48,17 +48,17 @@ SETTINGS = (
     "equal-greedy+chunked", "global-greedy+chunked", "specinfer-tree+chunked", "adaserve-as-published",
     "equal-greedy", "off", "chunked", "prefill-first", "fcfs", "stta", "separate",
 )  # fmt: skip
-"""POLICY+ORDER, or a policy of speculation in the order that uses targets; `blind` is goodput without the
-targets. An order alone is continuous batching, without speculation; `separate` is `chunked` with a machine
-for each class; the requests are multiplied by the number of machines."""
+"""A setting is POLICY+ORDER, a policy of speculation in the order that uses targets, or an order alone.
+`blind` is goodput without the targets. An order alone is continuous batching without speculation; `separate`
+is `chunked` with a machine for each class, so the requests are multiplied by the number of machines."""
 TIMES_MINIMUM = (1.0, 2.4, 8.0)
 SHARES = (0.6, 0.2, 0.2)
 PIPELINES = len(TIMES_MINIMUM)
-"""Machines of `separate`."""
+"""Number of machines of the setting `separate`."""
 OUTPUT = (32, 96)
 FIRST = 10.0
-"""Targets for the first token, as multiples of the targets for the further ones: MLPerf's inference rules
-have 2 s and 200 ms for Llama 2 70B as a server, 450 and 40 ms where it is interactive."""
+"""The target for the first token as a multiple of the target for further tokens. MLPerf's inference rules
+have 2 s and 200 ms for Llama 2 70B as a server, and 450 and 40 ms for its interactive scenario."""
 BURSTINESS = 2.0
 """Coefficient of variation of the times between arrivals."""
 SWEEPS: dict[str, tuple[float, ...]] = {
@@ -69,9 +69,10 @@ SWEEPS: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """`rate` is the share of the requests a second that plain decoding in batches of 8 could serve; `strict`
-    the share of strict requests, `scale` their target as a multiple of the minimum; `loose`: no target binds.
-    The target of first tokens is `ttft` times the target of further tokens; 0: none."""
+    """The load of a simulation. `rate` is the share of the requests a second that plain decoding in batches
+    of 8 could serve; `strict` is the share of strict requests, and `scale` their target as a multiple of the
+    minimum. With `loose`, no target binds. The target of first tokens is `ttft` times the target of further
+    tokens; with 0 there is none."""
 
     rate: float = 0.8
     strict: float = 0.6
@@ -94,8 +95,8 @@ class WorkloadRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A request's class, whether its targets were met, and that for the time per output token; its tokens,
-    seconds to the first and between the others, when it ended."""
+    """The outcome of a request: its class, whether it met both targets, whether it met the target for further
+    tokens, its tokens, seconds to the first token and between further tokens, and when it ended."""
 
     kind: int
     met: bool
@@ -178,7 +179,7 @@ def sampling(setting: str, load: Load, one: WorkloadRequest, goal: float) -> Sam
 
 
 def outcome(one: WorkloadRequest, times: Sequence[float], load: Load, goal: float) -> Outcome:
-    """Return the outcome of a request whose tokens came at these times."""
+    """Return the outcome of a request whose tokens arrived at these times."""
     ttft, tpot = times[0] - one.at, (times[-1] - times[0]) / max(len(times) - 1, 1)
     met_tpot = tpot <= goal * (1 + 1e-9)
     met = met_tpot and (not load.ttft or ttft <= load.ttft * goal)
@@ -189,8 +190,8 @@ def simulate(
     hardware: Hardware, recording: Recording, setting: str, load: Load,
     trace_requests: Sequence[WorkloadRequest], targets: Sequence[float],
 ) -> tuple[list[Outcome], float]:  # fmt: skip
-    """Return the outcome of each request with these targets by class, and drafting's share of the steps'
-    time."""
+    """Return the outcome of each request with these targets by class, and the share of the steps' time spent
+    drafting."""
     policy, _ = parse_setting(setting)
     simulation = Simulation(
         fleet(setting, targets),
@@ -222,8 +223,8 @@ def simulate(
 
 
 def figures(every: Sequence[Outcome], since: float) -> dict[str, float]:
-    """Return attainment, goodput and throughput in tokens a second, mean seconds to the first token, and per
-    further token."""
+    """Return attainment, goodput and throughput in tokens a second, mean seconds to the first token, and mean
+    seconds per further token."""
     span = max(one.end for one in every) - since
     return {
         "attainment": float(np.mean([one.met for one in every])),
@@ -245,7 +246,8 @@ def recorded() -> Recording:
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
     """Return the results of one seed."""
     hardware, recording = MACHINES[machine](), recorded()
-    machines = PIPELINES if setting == "separate" else 1  # the requests are multiplied by their number
+    # The requests are multiplied by the number of machines.
+    machines = PIPELINES if setting == "separate" else 1
     load = replace(load, rate=machines * load.rate, requests=machines * load.requests)
     trace_requests = workload(hardware, load, seed)
     every, drafting = simulate(hardware, recording, setting, load, trace_requests, goals(hardware, load))
@@ -261,7 +263,7 @@ SHOWN = (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("paced", "{:.0%}"), ("
 
 
 def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float]:
-    """Return a bootstrap interval of 95 % for the mean."""
+    """Return a 95 % bootstrap interval of the mean."""
     drawn = rng.choice(np.array(values), (1000, len(values))).mean(axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(low), float(high)
@@ -269,7 +271,7 @@ def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one record for each point of the sweep and setting: means over the seeds with their intervals.
-    Trials are cached by their settings, code and costs included, so a sweep can be resumed."""
+    Trials are cached by their settings, code and step costs, so a sweep can be resumed."""
     base = Load(rate=args.rate, requests=args.requests, ttft=args.ttft)
     points = args.points or SWEEPS[args.sweep]
     loads = {
@@ -308,7 +310,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def show(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hardware) -> None:
-    """Print attainment and goodput, a line a setting."""
+    """Print attainment and goodput, one line for each setting."""
     points = list(dict.fromkeys(record[args.sweep] for record in records))
     for name, form in SHOWN:
         rows = []
@@ -356,13 +358,15 @@ def main() -> None:
     parser.add_argument("--sweep", choices=list(SWEEPS), default="rate")
     parser.add_argument("--hardware", choices=list(MACHINES), default="here")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
-    parser.add_argument("--points", nargs="+", type=float, help="where to sweep to")
-    parser.add_argument("--rate", type=float, default=0.8, help="where the rate is not swept")
-    parser.add_argument("--requests", type=int, default=40, help="a seed")
-    parser.add_argument("--ttft", type=float, default=FIRST, help="target, in TPOT targets")
+    parser.add_argument("--points", nargs="+", type=float, help="points of the sweep")
+    parser.add_argument("--rate", type=float, default=0.8, help="rate while another value is swept")
+    parser.add_argument("--requests", type=int, default=40, help="requests in each seed")
+    parser.add_argument(
+        "--ttft", type=float, default=FIRST, help="TTFT target as a multiple of the TPOT target"
+    )
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no trial later")
-    parser.add_argument("--suffix", default="", help="of the result files' names")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no trial after this time")
+    parser.add_argument("--suffix", default="", help="suffix of the result files' names")
     args = parse(parser, points=[0.6], requests=2, seeds=1)
     hardware = MACHINES[args.hardware]()
     records = measure(args)

@@ -29,7 +29,8 @@ EFFORT = Effort((1, 2, 4, 8, 16, 32, 64, 128), (0, 2048), 32, (256,), 3, 60.0)
 
 @dataclass(frozen=True)
 class Hardware:
-    """`step(tokens, kv_tokens)` and `draft(tokens)` in seconds; `note` says where they are from."""
+    """A machine's costs: `step(tokens, kv_tokens)` and `draft(tokens)` in seconds; `note` says where they
+    come from."""
 
     name: str
     step: Callable[[int, int], float]
@@ -43,7 +44,7 @@ class Hardware:
 
 
 class Kept(msgspec.Struct):
-    """A curve in the file."""
+    """A cost curve as the file stores it."""
 
     cost: CostCurve
     kv_token_bytes: int
@@ -82,7 +83,8 @@ def a100() -> Hardware:
 
 
 def h200() -> Hardware:
-    """Return the same on four H200: 4.8 TB/s and 989 TFLOP/s each, B = 989e12 / 4.8e12 = 206."""
+    """Return Llama-2-70B in half precision on four H200: 4.8 TB/s and 989 TFLOP/s each, B = 989e12 / 4.8e12 =
+    206."""
     return roofline("H200-like", 206, 140e9, 4 * 4.8e12, 328e3)
 
 

@@ -1,8 +1,8 @@
 """Latency targets live, and the same requests in virtual time: validates the simulation.
 
-The pair of slo_costs.py in one engine in this process; requests arrive at their times. Prompts are
-those whose texts were recorded, so that draft tokens are accepted at the same positions in both. Virtual time
-uses the profile measured just before, as refined by engines that served other requests meanwhile, and their
+The pair of slo_costs.py in one engine in this process; requests arrive at their times. The prompts are those
+with recorded texts, so draft tokens are accepted at the same positions live and in virtual time. Virtual time
+uses a profile that was measured just before and refined while engines served other requests, and their
 scheduling time.
 
     python -m benchmarks.papers.slo_live --rates 1 2 3
@@ -58,14 +58,14 @@ COMPARED = ("attainment", "goodput", "ttft", "tpot")
 
 @dataclass
 class Meter:
-    """Measured seconds, and the seconds that the profile predicts."""
+    """Sums of measured seconds and of the seconds that the profile predicts."""
 
     measured: float = 0.0
     predicted: float = 0.0
 
     @property
     def slowdown(self) -> float:
-        """Ratio of measured to predicted seconds."""
+        """Return the ratio of measured to predicted seconds."""
         return self.measured / self.predicted if self.predicted else 1.0
 
 
@@ -112,7 +112,7 @@ class Pair:
         return self.hardware.step(rows, sum(span.start for span in plan.spans)) if rows else 0.0
 
     def draft_said(self, requests: Sequence[DraftRequest]) -> float:
-        """Return the predicted seconds of drafting, a pass a level."""
+        """Return the predicted seconds of drafting, with one pass for each level."""
         levels = range(max((one.depth for one in requests), default=0))
         rows = [sum(one.width if level else 1 for one in requests if one.depth > level) for level in levels]
         return sum(self.hardware.draft(each) for each in rows)
@@ -131,8 +131,8 @@ class Pair:
 
 
 def as_served(hardware: Hardware, engine: Engine) -> Hardware:
-    """Return the profile at the machine's speed while this engine served, with the measured host overhead of
-    steps."""
+    """Return the profile scaled to the machine's speed while this engine served, with the measured host
+    overhead of steps."""
     report = engine.report()
     assert report.step_parts is not None
     host_seconds = report.step_seconds - report.step_parts.draft - report.step_parts.target
@@ -164,7 +164,7 @@ def serve(
     trace_requests: Sequence[WorkloadRequest],
     prompts: Sequence[list[int]],
 ) -> tuple[list[Outcome], dict[str, float]]:
-    """Serve live; return the outcome of each request, and seconds of the parts of steps."""
+    """Serve the requests live; return the outcome of each request, and the seconds of the parts of steps."""
     targets = goals(pair.hardware, load)
     times: dict[str, list[float]] = defaultdict(list)
     pending, started = list(enumerate(trace_requests)), time.perf_counter()
@@ -193,7 +193,8 @@ def means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def compared(live: float, virtual: float) -> str:
-    """Return both numbers and their ratio, which is left out if the virtual one is 0."""
+    """Return the live and the simulated value and their ratio, which is left out if the simulated value is
+    0."""
     return f"{live:.3f} / {virtual:.3f}" + (f" = {live / virtual:.3f}" if virtual else "")
 
 
@@ -210,7 +211,7 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--name", default="slo_live", help="of the result file")
+    parser.add_argument("--name", default="slo_live", help="name of the result file")
     args = parse(parser, rates=[8.0], settings=["goodput"], requests=2)
     recording, pair = recorded(), Pair()
     prompts, lengths = questions(pair.loaded, recording)

@@ -21,12 +21,12 @@ SETTINGS = (
 
 
 def measure(bench: Bench, family: str, streams: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return tokens a second of each setting, in total and by turn: compared values come from the same
-    turn."""
+    """Return tokens a second of each setting, in total and by turn. Only values of the same turn are
+    compared."""
     requests = prompts(family, args.split, args.seed)
-    bench.run("off", requests, 0.0, min(streams, PROMPTS), 0.0)  # prompts into the cache
+    bench.run("off", requests, 0.0, min(streams, PROMPTS), 0.0)  # computes the prompts into the cache
     windows: dict[str, list[Window]] = defaultdict(list)
-    for turn in range(-1, args.turns):  # the first turn only lets them adapt
+    for turn in range(-1, args.turns):  # not counted: in the first turn the policies only adapt
         order = [name for name in args.settings if turn >= 0 or not name.startswith(("fixed", "off"))]
         random.Random(f"{family}-{streams}-{turn}").shuffle(order)
         for setting in order:
@@ -58,11 +58,15 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=["functions", "articles"])
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
-    parser.add_argument("--window", type=float, default=1.5, help="seconds of a setting in a turn")
+    parser.add_argument(
+        "--window", type=float, default=1.5, help="seconds for which a setting runs in each turn"
+    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--split", choices=("train", "heldout"), default="heldout", help="wordings of tasks")
-    parser.add_argument("--name", default="specustream", help="of the result file")
+    parser.add_argument(
+        "--split", choices=("train", "heldout"), default="heldout", help="which wordings of the tasks"
+    )
+    parser.add_argument("--name", default="specustream", help="name of the result file")
     args = parse(
         parser, families=["functions"], streams=[1], settings=["off", "specustream"], window=0.05, turns=1
     )

@@ -26,7 +26,7 @@ from streamserve.speculation.controller import Speculation
 
 MAX_TOKENS = 64
 PROMPT = [3, 5, 1]
-"""Prompts are in the cache live; here they are short."""
+"""Tokens of a prompt. Prompts are in the cache in the live benchmark, so they are short here."""
 CONFIG = EngineConfig(
     num_blocks=4096, max_model_len=1024, max_num_seqs=64, max_num_batched_tokens=512, max_chunk=64,
     enable_prefix_caching=False,
@@ -54,7 +54,7 @@ class Loop:
 
 
 def rate(loop: Loop, texts: list[int], streams: int, tokens: int) -> float:
-    """Return tokens a second of a closed loop, not counting the first quarter of the `tokens`."""
+    """Return tokens a second of a closed loop, without the first quarter of the `tokens`."""
     numbers, going, received = itertools.count(), set[str](), 0
     begun: tuple[float, int] | None = None
     while received < tokens:

@@ -2,9 +2,10 @@
 each.
 
 The service is real, with a draft model inflated so that drafting for one target takes some milliseconds. The
-targets are paced (star_rig.py), by a sleep that makes Z/S 4 with a busy service. One at a time and batched;
-without a draft; with a separate draft model for each target; kept warm between requests or not; and with a
-service that has died. All on loopback; star_hosts.py has hosts and a wire, star_live.py real targets.
+targets are paced (star_rig.py): a sleep makes the ratio Z/S 4 while the service is busy. Measured are a
+service that drafts for one target at a time and one that batches, with and without keep-warm, and one that
+has died; and for comparison targets without a draft and with separate draft models. All runs are on loopback;
+star_hosts.py measures hosts and a wire, star_live.py real targets.
 
     python -m benchmarks.papers.star --seconds 4
 """
@@ -32,7 +33,7 @@ from benchmarks.report import PACKAGED_PAIR, table, write
 
 RATIO = 4.0
 SATURATING = 5
-"""Targets that keep the service busy at that ratio, for calibration."""
+"""Number of targets that keep the service busy at that ratio, for calibration."""
 Job = dict[str, Any]
 
 
@@ -58,19 +59,20 @@ def calibrate(targets: Targets, model: Path, job: Job, rounds: int = 4) -> float
 
 
 def knee(measured: list[dict[str, Any]]) -> float:
-    """Return the measured N_full: where the line of rounds that do not wait meets a busy service's line."""
+    """Return the measured N_full: the intersection of the line of rounds that do not wait with the line of a
+    busy service."""
     alone, crowded = measured[0], measured[-1]
     return float(alone["round"] / (crowded["round"] / crowded["targets"]))
 
 
 def n_full(measured: list[dict[str, Any]]) -> float:
-    """Return N_full according to the model, unrounded, from S and Z while the service is busy."""
+    """Return N_full according to the model, unrounded, computed from S and Z while the service is busy."""
     busy = next((one for one in measured if one["targets"] >= SATURATING), measured[-1])
     return float(busy["Z"] / busy["S"] + 1.0)
 
 
 def keep_warm(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[dict[str, Any]]:
-    """Measure with keep-warm off, always on, and as the service decides."""
+    """Measure keep-warm off, always on, and in the service's automatic mode."""
     measured = []
     for count in counts:
         for mode in ("never", "always", "auto"):
@@ -102,8 +104,8 @@ def dead(targets: Targets, model: Path, job: Job) -> list[dict[str, Any]]:
 
 
 def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[str, int]]:
-    """Return the KV tokens that N targets hold in `budget` bytes each: alone, and with a draft model in each
-    process, which takes its weights and a KV cache group in every block. Computed, not measured."""
+    """Return the KV tokens that N targets hold in `budget` bytes each: without a draft model, and with one in
+    each process, whose weights and KV take memory too. The result is computed, not measured."""
     import torch
 
     from streamserve.embedded import path
@@ -126,7 +128,7 @@ def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[s
 
 
 def alone_and_beside(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[dict[str, Any]]:
-    """Measure without any draft, and with a separate draft in each target's process."""
+    """Measure targets without a draft, and with a separate draft in each target's process."""
     measured = []
     for count in counts:
         none = targets.run(count, {**job, "endpoint": "", "policy": "off"})
@@ -241,20 +243,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of each measurement")
     parser.add_argument(
-        "--counts", type=int, nargs="*", default=[*range(1, 9), 12, 16], help="N, one at a time"
+        "--counts",
+        type=int,
+        nargs="*",
+        default=[*range(1, 9), 12, 16],
+        help="numbers of targets that are served one at a time",
     )
     parser.add_argument(
-        "--batched", type=int, nargs="*", default=[1, 2, 4, 5, 6, 8, 12, 16], help="N, batched"
+        "--batched",
+        type=int,
+        nargs="*",
+        default=[1, 2, 4, 5, 6, 8, 12, 16],
+        help="numbers of targets that are served in batches",
     )
     parser.add_argument(
-        "--colocated", type=int, nargs="*", default=[1, 2, 4, 5, 8], help="N without a service"
+        "--colocated",
+        type=int,
+        nargs="*",
+        default=[1, 2, 4, 5, 8],
+        help="numbers of targets without a service",
     )
-    parser.add_argument("--keep-warm", type=int, nargs="*", default=[1, 2], help="N, kept warm or not")
-    parser.add_argument("--hidden", type=int, default=512, help="of the inflated draft")
-    parser.add_argument("--layers", type=int, default=2, help="of the inflated draft")
-    parser.add_argument("--outputs", type=int, default=600, help="tokens recorded of each text")
+    parser.add_argument(
+        "--keep-warm", type=int, nargs="*", default=[1, 2], help="numbers of targets for keep-warm"
+    )
+    parser.add_argument("--hidden", type=int, default=512, help="hidden size of the inflated draft")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the inflated draft")
+    parser.add_argument("--outputs", type=int, default=600, help="number of tokens recorded of each text")
     parser.add_argument("--out", default="star", help="name of the results")
     arguments = parse(
         parser, seconds=1.5, counts=[1, 2], batched=[1], colocated=[1], keep_warm=[1], outputs=40

@@ -1,6 +1,6 @@
 """A draft service and its targets on separate hosts: network namespaces, with a wire between them that delays
-every packet (wire.py). Encrypted and with keys, as nothing else is allowed off loopback. Paced targets as in
-star.py, with the verification time found there. Needs root.
+every packet (wire.py). Connections are encrypted and authenticated, as the service requires beyond loopback.
+Targets are paced as in star.py, with the verification time that it measured. Needs root.
 
     python -m benchmarks.papers.star_hosts
 """
@@ -32,7 +32,7 @@ def key_pair() -> KeyPair:
 
 
 def keys(folder: Path) -> tuple[str, str, str]:
-    """Write key files; return the service's key, the list of its clients, and their key."""
+    """Write key files; return the service's key, the list of authorized clients, and the clients' key."""
     service, clients, target = folder / "service.key", folder / "clients", folder / "target.key"
     own = key_pair()
     write_key_pair(service, key_pair())
@@ -42,7 +42,7 @@ def keys(folder: Path) -> tuple[str, str, str]:
 
 
 class FarService(Service):
-    """A service on host 0; its metrics are read through the wire, from host 1."""
+    """A service on host 0, whose metrics are read through the wire from host 1."""
 
     def __init__(self, model: Path, *flags: str) -> None:
         host = wire.address(0)
@@ -60,12 +60,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    parser.add_argument("--counts", type=int, nargs="*", default=[1, 5, 8], help="N")
-    parser.add_argument("--delays", type=float, nargs="*", default=[0.0, 0.002, 0.005], help="each way, s")
-    parser.add_argument("--hidden", type=int, default=512, help="of the inflated draft")
-    parser.add_argument("--layers", type=int, default=2, help="of the inflated draft")
-    parser.add_argument("--outputs", type=int, default=600, help="tokens recorded of each text")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of each measurement")
+    parser.add_argument("--counts", type=int, nargs="*", default=[1, 5, 8], help="numbers of targets")
+    parser.add_argument(
+        "--delays", type=float, nargs="*", default=[0.0, 0.002, 0.005], help="one-way delays in s"
+    )
+    parser.add_argument("--hidden", type=int, default=512, help="hidden size of the inflated draft")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the inflated draft")
+    parser.add_argument("--outputs", type=int, default=600, help="number of tokens recorded of each text")
     parser.add_argument("--out", default="star_hosts", help="name of the results")
     arguments = parse(parser, seconds=1.5, counts=[1], delays=[0.0], outputs=40)
     verify = json.loads((RESULTS / "star.json").read_text())["settings"]["verify_seconds"]

@@ -2,7 +2,7 @@
 without a draft, with a draft service (default settings: admission, batches), and with a separate draft for
 each.
 
-All of them share this machine's processors, so a target's speed is to be compared at the same N. Every target
+All processes share this machine's processors, so compare a target's speed only at the same N. Every target
 answers one request at a time.
 
     python -m benchmarks.papers.star_live
@@ -30,7 +30,7 @@ from streamserve.text.output import ChoiceDelta
 
 @contextlib.asynccontextmanager
 async def servers(model: Path, count: int, draft: str) -> AsyncIterator[list[AsyncLLM]]:
-    """Run `count` servers, each with a worker process and one thread."""
+    """Run `count` servers, each with one worker process and one thread."""
     options = {"threads": 1, "num_blocks": 256, "draft": draft, "log_level": "error", "profile": False}
     llms = [AsyncLLM(resolve(str(model), options)) for _ in range(count)]
     async with contextlib.AsyncExitStack() as stack:
@@ -41,8 +41,8 @@ async def servers(model: Path, count: int, draft: str) -> AsyncIterator[list[Asy
 
 
 async def keep_asking(llm: AsyncLLM, prompts: list[list[int]], tokens: int, start: float, end: float) -> Any:
-    """Send request after request; return the tokens between `start` and `end` of the clock, and the first
-    answers."""
+    """Send requests one after another; return the tokens received between `start` and `end` of the clock, and
+    the first answers."""
     counted, number = 0, 0
     texts: dict[int, list[int]] = {}
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
@@ -93,7 +93,8 @@ async def run(
 
 
 def compare(model: Path, draft: Path, prompts: list[list[int]], arguments: argparse.Namespace) -> list[Any]:
-    """Measure for each N: none, service, own drafts, and none again, as the machine's speed drifts."""
+    """Measure for each N: no draft, the service, separate drafts, and no draft again, as the machine's speed
+    drifts."""
     rows = []
     for count in arguments.counts:
         service = Service(draft)
@@ -124,7 +125,8 @@ def compare(model: Path, draft: Path, prompts: list[list[int]], arguments: argpa
 
 
 def check(texts: list[dict[int, list[int]]]) -> int:
-    """Return the number of prompts that were answered in every run; asserts that their answers are equal."""
+    """Return the number of prompts that were answered in every run. Raises AssertionError if their answers
+    differ."""
     shared = set.intersection(*(set(one) for one in texts))
     for prompt in shared:
         assert all(one[prompt] == texts[0][prompt] for one in texts), "a draft changed a text"
@@ -143,12 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--counts", type=int, nargs="*", default=[1, 2, 4], help="N")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
-    parser.add_argument("--warm", type=float, default=3.0, help="seconds before")
-    parser.add_argument("--outputs", type=int, default=160, help="tokens of an answer")
-    parser.add_argument("--hidden", type=int, default=1024, help="of the inflated target")
-    parser.add_argument("--layers", type=int, default=8, help="of the inflated target")
+    parser.add_argument("--counts", type=int, nargs="*", default=[1, 2, 4], help="numbers of targets")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of each measurement")
+    parser.add_argument("--warm", type=float, default=3.0, help="seconds before each measurement")
+    parser.add_argument("--outputs", type=int, default=160, help="number of tokens of an answer")
+    parser.add_argument("--hidden", type=int, default=1024, help="hidden size of the inflated target")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the inflated target")
     parser.add_argument("--out", default="star_live", help="name of the results")
     arguments = parse(parser, counts=[1], seconds=0.5, warm=0.2, outputs=16, hidden=256, layers=8)
     with tempfile.TemporaryDirectory() as name:

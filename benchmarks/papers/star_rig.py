@@ -2,8 +2,8 @@
 metrics.
 
 The service is real: `streamserve draft`. The targets are real engines in separate processes, but *paced*:
-their verification is a sleep, as this machine has no N accelerators; their texts, and so what is accepted,
-are recorded from the packaged model.
+their verification is a sleep, as this machine has no N accelerators; their texts are recorded from the
+packaged model, and so is which draft tokens are accepted.
 """
 
 import json
@@ -29,7 +29,7 @@ PROMPTS = (
 
 
 def record(count: int) -> list[tuple[list[int], list[int]]]:
-    """Return prompts and the packaged model's greedy answers, `count` tokens each."""
+    """Return prompts and the packaged model's greedy answers of `count` tokens each."""
     from streamserve import LLM, SamplingParams
 
     measured = []
@@ -60,8 +60,8 @@ def free_port() -> int:
 
 
 class Service:
-    """A running `streamserve draft` with these `flags`, started by `prefix`; metrics are at `metrics`,
-    HOST:PORT as seen from here."""
+    """A running `streamserve draft` with these `flags`, whose command begins with `prefix`. `metrics` is the
+    HOST:PORT of its metrics as seen from here."""
 
     def __init__(
         self, model: Path, *flags: str, listen: str = "tcp://127.0.0.1:0", prefix: Sequence[str] = (),
@@ -76,7 +76,7 @@ class Service:
         )  # fmt: skip
         assert self._process.stdout is not None
         self.address = ""
-        for line in self._process.stdout:  # the metrics' address comes before this one
+        for line in self._process.stdout:  # the log names the metrics' address before this one
             if " --draft tcp://" in line:
                 self.address = line.split(" --draft ")[1].strip()
                 break
@@ -95,7 +95,7 @@ class Service:
         return text
 
     def kill(self) -> None:
-        """Kill the service, like a machine's failure."""
+        """Kill the service abruptly, as a failure of its machine would."""
         self._process.kill()
         self._process.wait(20)
 
@@ -118,7 +118,8 @@ def batching(model: Path, *flags: str) -> Service:
 
 
 class Targets:
-    """Paced targets, each a process that runs job after job, started with its prefix from `prefixes`."""
+    """Paced targets, each a process that runs job after job. `prefixes` has the beginning of each process's
+    command."""
 
     def __init__(self, count: int, prefixes: Sequence[Sequence[str]] = ((),)) -> None:
         self._processes = [
@@ -154,7 +155,8 @@ class Targets:
 def measure(
     targets: Targets, service: Service, count: int, job: dict[str, Any], address: str = ""
 ) -> dict[str, Any]:
-    """Measure N targets on a service: the targets' results, and the service's metrics of the same time."""
+    """Measure N targets on a service; return the targets' results, and the service's metrics of the same
+    interval."""
     job = {**job, "endpoint": address or service.address}
     samples: list[dict[str, float]] = []
 
@@ -174,7 +176,7 @@ def summary(
     count: int, measured: list[dict[str, float]], before: dict[str, float], after: dict[str, float]
 ) -> dict[str, Any]:
     """Return the differences of the service's sums, and the model's prediction from the means of the same
-    time."""
+    interval."""
     change = {name: after[name] - before.get(name, 0.0) for name in after}
     requests, passes = max(change["requests_total"], 1), max(change["passes_total"], 1)
     rounds, batches = max(change["rounds_total"], 1), max(change["batches_total"], 1)
@@ -185,7 +187,8 @@ def summary(
     star = Star(batch_seconds, return_seconds, max(1, round(batch)), batch_seconds)
     beta = change["accepted_total"] / max(change["draft_tokens_total"], 1)
     speeds = [one["tokens_per_second"] for one in measured]
-    clock = max(change["at"], 1e-9)  # reports come twice a second: their span is not exactly ours
+    # Reports come twice a second, so their interval is not exactly the measured one.
+    clock = max(change["at"], 1e-9)
     return {
         "targets": count,
         "tokens_per_second": sum(speeds),
@@ -219,7 +222,7 @@ def summary(
 
 
 def make_job(model: Path, seconds: float, outputs: int) -> dict[str, Any]:
-    """Return the job of paced targets, without verification time and endpoint."""
+    """Return the job of paced targets, without its verification time and endpoint."""
     from streamserve.execution.drafters.fingerprints import fingerprints
 
     tokenizer, vocabulary = fingerprints(model, 4096)
@@ -230,7 +233,7 @@ def make_job(model: Path, seconds: float, outputs: int) -> dict[str, Any]:
 
 
 def show(name: str, measured: dict[str, Any]) -> None:
-    """Print a line of results."""
+    """Print one line of results."""
     print(
         f"{name} N={measured['targets']}: {measured['tokens_per_second']:.0f} tokens/s, "
         f"load {measured['load']:.1%} (predicted {measured['predicted_load']:.1%}), "

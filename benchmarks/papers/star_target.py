@@ -28,7 +28,7 @@ BLOCKS = 512
 
 
 class PacedExecutor:
-    """Runs plans with the recorded continuations of prompts. A step takes `seconds`, slept."""
+    """Runs plans with the recorded continuations of prompts. A step sleeps for `seconds`."""
 
     def __init__(self, texts: list[tuple[list[int], list[int]]], seconds: float) -> None:
         self._texts = {tuple(prompt): outputs for prompt, outputs in texts}
@@ -63,7 +63,7 @@ class PacedExecutor:
 
 @dataclass
 class Window:
-    """Counts between two points in time."""
+    """Counts between the start and the end of a measurement."""
 
     start: float
     end: float
@@ -78,7 +78,8 @@ class Window:
 
 def own_drafter(path: str) -> Drafter:
     """Return a draft model in this process, for comparison."""
-    from streamserve.execution.loading.load import (  # loads torch, which the others do without
+    # loads torch, which runs without an own draft do not need
+    from streamserve.execution.loading.load import (
         load,
         make_drafter,
     )
@@ -88,7 +89,7 @@ def own_drafter(path: str) -> Drafter:
 
 
 def fallback(job: dict[str, Any]) -> Drafter | None:
-    """Return an n-gram drafter, if the job has it as the fallback drafter of services."""
+    """Return an n-gram drafter if the job uses one as the fallback drafter; None otherwise."""
     if not job.get("fallback"):
         return None
     from streamserve.execution.drafters.ngram import NGramDrafter  # loads torch
@@ -97,7 +98,7 @@ def fallback(job: dict[str, Any]) -> Drafter | None:
 
 
 def make_engine(job: dict[str, Any], drafter: Drafter | None, executor: PacedExecutor) -> Engine:
-    """Return an engine for one sequence at a time, like a target of the paper's."""
+    """Return an engine for one sequence at a time, like a target in the paper."""
     info = ModelInfo(
         architecture="paced", parameters=0, vocab_size=job["vocab_size"], max_model_len=4096,
         eos_token_ids=(), weight_bytes=0, dtype="none", row_invariant=True, fingerprint="paced",
@@ -108,7 +109,7 @@ def make_engine(job: dict[str, Any], drafter: Drafter | None, executor: PacedExe
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Serve recorded prompts one after another until the job's end; return the results of its window."""
+    """Serve recorded prompts one after another until the job's end; return the counts of its window."""
     texts = job["texts"][job["number"] % len(job["texts"]) :] + job["texts"]
     drafter: RemoteDrafter | Drafter | None = None
     if job.get("draft"):

@@ -60,8 +60,8 @@ a token takes proportionally longer: seconds are unchanged."""
 @dataclass(frozen=True)
 class Hardware:
     """The serving hardware, with an 8 B model: seconds of a step, of each token in it, and of copying a KV
-    block of 16 tokens (2 MiB) to the host or back; `blocks` of memory, and its `speed` relative to the
-    first's."""
+    block of 16 tokens (2 MiB) to the host or back; `blocks` of memory, and the `speed` relative to the first
+    hardware."""
 
     name: str
     step: float
@@ -71,7 +71,7 @@ class Hardware:
     speed: float = 1.0
 
     def machine(self) -> Machine:
-        """Return the costs for scaled tokens, which are fewer and take longer."""
+        """Return the costs for scaled tokens: there are fewer of them, and each takes longer."""
         copy = Line(1e-4, self.block / SCALE)
         return Machine(
             step=lambda tokens, context: self.step + self.token / SCALE * tokens + 1e-8 * context,
@@ -123,7 +123,7 @@ DEFAULT = Policy("slo cost", "slo", "cost")
 UNBOUNDED = Policy("slo, memory for all", "slo")
 ALONE = Policy("slo, alone", "slo")
 APART = 1 / 64
-"""Share of the rate at which prompts hardly ever overlap."""
+"""Share of the request rate at which prompts hardly ever overlap."""
 ORDER_ALONE = Policy("slo, no streaming", "slo", streaming=False)
 """The default order for prompts that arrive complete."""
 
@@ -138,7 +138,7 @@ def policies(evictions: Sequence[Eviction], bounds: Sequence[Policy], quick: boo
 def run(
     queries: Sequence[Query], rate: float, policy: Policy, blocks: int, hardware: Hardware = PAPER
 ) -> ReplayResult:
-    """Run a trace in virtual time, with that many `blocks` before scaling."""
+    """Run a trace in virtual time, with this many `blocks` of memory before scaling."""
     blocks = round(blocks * SCALE)
     engine = msgspec.structs.replace(
         ENGINE,
@@ -174,7 +174,7 @@ def measured_capacity(queries: Sequence[Query]) -> float:
 
 
 def figures(done: ReplayResult) -> dict[str, Any]:
-    """Return the reported results of a run."""
+    """Return the results of a run as they are reported."""
     ttft = sorted(done.ttft)
     measured = {
         "p50": statistics.median(ttft),
@@ -204,7 +204,7 @@ def _short(values: Sequence[float]) -> list[float]:
 
 
 Result = tuple[str, str, dict[str, Any]]
-"""Setting, policy, results."""
+"""One result: its setting, its policy, and the measured values."""
 Results = dict[str, dict[str, dict[str, Any]]]
 """Results by setting and policy."""
 
@@ -214,7 +214,7 @@ Trace = Callable[[int], list[Query]]
 
 
 Selection = Callable[[str, str], bool]
-"""Whether the row of a setting and a policy is still to be run."""
+"""Return whether the row of a setting and a policy has yet to be run."""
 
 
 def grid(
@@ -272,7 +272,7 @@ def profiles(
 
 
 def show(results: Results) -> None:
-    """Print a table a setting: seconds, and speed-ups over no streaming."""
+    """Print one table for each setting: seconds, and speed-ups over no streaming."""
     for setting, rows in results.items():
         base = rows.get(NONE.name) or next(iter(rows.values()))
         lines = [
@@ -291,7 +291,7 @@ def show(results: Results) -> None:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Plot the share of prompts whose first token took longer."""
+    """Plot for each time the share of prompts whose first token took longer."""
     columns = (len(results) + 1) // 2
     figure, axes = plt.subplots(2, columns, figsize=(4 * columns, 7), squeeze=False)
     for axis, (setting, rows) in zip(axes.flat, results.items(), strict=False):
@@ -336,12 +336,13 @@ PARTS = (
     "update-tight",
 )  # fmt: skip
 SERVED = ("unknown",)
-"""The model of a server that is given by its URL."""
+"""The model name for results of a server that is given by its URL."""
 COUNTS = {
     "append": 1500, "append-pressure": 2000, "append-profiles": 1000,
     "update": 500, "update-pressure": 500, "update-profiles": 300, "update-tight": 40,
 }  # fmt: skip
-"""Queries: enough for the number of prompt streams to reach its maximum. Published were 4,322 and 500."""
+"""Number of queries, large enough for the number of prompt streams to reach its maximum. The paper had 4,322
+and 500."""
 
 
 def part(
@@ -364,14 +365,14 @@ def part(
 
 
 def known(file: str, settings: dict[str, str]) -> Results:
-    """Return the rows that were run before with the same settings."""
+    """Return the rows that were run earlier with the same settings."""
     path = results_folder() / f"{file}.json"
     report = json.loads(path.read_text()) if path.exists() else {}
     return dict(report["figures"]) if report.get("settings") == settings else {}
 
 
 def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until: float) -> None:
-    """Run one part, or resume it, print and write it; no row is started after `until`."""
+    """Run or resume one part, print it and write it. No row starts after `until`."""
     file = f"streaming-{'own' if own else name}{'-main' if args.quick else ''}"
     settings = {key: str(vars(args)[key]) for key in ("queries", "seed", "seeds", "quick", "trace")}
     results = known(file, settings) if args.seconds else {}
@@ -394,16 +395,16 @@ def main() -> None:
     """Run the selected parts, print and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--queries", type=int, help="of a trace; by default enough for the most prompt streams"
+        "--queries", type=int, help="queries of a trace (default: enough for the maximum of prompt streams)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=1, help="number of traces; results are of all")
-    parser.add_argument("--quick", action="store_true", help="main rows only")
+    parser.add_argument("--seeds", type=int, default=1, help="number of traces; results combine all traces")
+    parser.add_argument("--quick", action="store_true", help="run only the main rows")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--seconds", type=float, help="begin no row later; rows of a last time are kept")
+    parser.add_argument("--seconds", type=float, help="start no row after this time; earlier rows are kept")
     parser.add_argument("--live", metavar="URL")
-    parser.add_argument("--arrival", metavar="URL", help="a server that runs with --order arrival")
-    parser.add_argument("--scale", type=float, default=0.1, help="of the tokens, over HTTP")
+    parser.add_argument("--arrival", metavar="URL", help="address of a server that runs with --order arrival")
+    parser.add_argument("--scale", type=float, default=0.1, help="factor for the trace's tokens, over HTTP")
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--save", type=Path)
     args = parse(parser, queries=4, quick=True, parts=["append"])

@@ -23,7 +23,8 @@ from benchmarks.report import table, write
 from streamserve.protocol.reports import EvictionReport
 
 LOAD = 0.4
-"""Share of the capacity: tokens that edits invalidate are computed in addition."""
+"""Share of the capacity at which queries arrive. The tokens that edits invalidate are computed in
+addition."""
 
 
 async def evictions(url: str) -> dict[str, float]:
@@ -35,7 +36,7 @@ async def evictions(url: str) -> dict[str, float]:
 
 
 async def measure(url: str, kind: str, count: int, scale: float, delay: float) -> dict[str, Any]:
-    """Replay a trace whose chunks are `delay` times slower, and return what was evicted meanwhile."""
+    """Replay a trace whose chunks arrive `delay` times slower; return the server's evictions meanwhile."""
     queries = TRACES[kind](count, 0, scale)
     words = statistics.fmean(query.tokens for query in queries)
     rate = LOAD * await capacity(url, round(words)) / words
@@ -59,12 +60,12 @@ async def run(url: str, kind: str, count: int, scale: float, delays: Sequence[fl
 
 
 def main() -> None:
-    """Measure a server, print and write what it evicted."""
+    """Measure a server, and print and write its evictions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("--trace", choices=TRACES, default="update")
     parser.add_argument("--queries", type=int, default=60)
-    parser.add_argument("--scale", type=float, default=0.05, help="of the published tokens")
+    parser.add_argument("--scale", type=float, default=0.05, help="factor for the published number of tokens")
     parser.add_argument("--delays", type=float, nargs="+", default=(1.0, 4.0))
     args = parse(parser, queries=2, scale=0.01, delays=(1.0,))
     results = asyncio.run(run(args.url, args.trace, args.queries, args.scale, args.delays))

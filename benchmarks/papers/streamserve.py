@@ -56,9 +56,9 @@ PROMPTS = {
 """Shortest and longest prompt of each family, in tokens: ALPACA, GSM8K, HUMANEVAL, SUM."""
 OUTPUTS = (48, 160)
 WIRE_SECONDS = {"a100": 16 * 328e3 / 25e9, "here": 16 * 49152 / 8e9}
-"""Of a block: at 25 GB/s, a network of 200 Gbit/s, and at the measured rate of shared memory."""
+"""Seconds to send a block: at 25 GB/s, a network of 200 Gbit/s, and at the measured rate of shared memory."""
 INSTRUCTIONS, INSTRUCTION_TOKENS = 4, 64
-"""The instructions of a family, and their length."""
+"""Number of instructions of each family, and tokens of an instruction."""
 ENGINE = EngineConfig(
     num_blocks=3000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_chunk=256
 )
@@ -70,7 +70,7 @@ MODEL = ModelInfo(
 
 @dataclass(frozen=True)
 class System:
-    """A serving system: `share` is its step time as a fraction of one device's."""
+    """A serving system. `share` is the time of its step as a fraction of one device's step."""
 
     topology: Topology = field(default_factory=lambda: pairs(2))
     router: str = "flowguard"
@@ -102,7 +102,7 @@ ABLATIONS = {
 
 
 class Closed(Simulation):
-    """A closed loop: the next request starts when one ends."""
+    """A closed loop: a request starts when an earlier one ends."""
 
     waiting: list[Open] = []  # noqa: RUF012
 
@@ -120,7 +120,8 @@ def recording() -> Recording:
 
 
 def requests(family: str, recorded: Recording, seed: int) -> list[Open]:
-    """Return requests with prompts of a family's lengths, whose seeds select texts of that family."""
+    """Return requests whose prompts have the lengths of a family, and whose seeds select texts of that
+    family."""
     rng = random.Random(f"{family}/{seed}")
     texts = [number for number, name in enumerate(recorded.families) if name == family]
     made = []
@@ -169,7 +170,7 @@ def simulate(name: str, system: System, family: str, at_once: int, seed: int) ->
 def figures(
     opened: dict[str, Open], times: dict[str, list[float]], began: dict[str, float]
 ) -> dict[str, float]:
-    """Return the results of requests that began at `began` and got their tokens at `times`."""
+    """Return the results of requests that began at `began` and whose tokens arrived at `times`."""
     latency = {name: seen[-1] - began[name] for name, seen in times.items()}
     tpot = [(seen[-1] - seen[0]) / max(len(seen) - 1, 1) for seen in times.values()]
     span = max(seen[-1] for seen in times.values()) - min(began.values())
@@ -188,7 +189,7 @@ def figures(
 def median(
     pool: ProcessPoolExecutor | None, machine: str, seeds: int, system: System, family: str, at_once: int
 ) -> dict[str, float]:
-    """Return medians over seeds, which run in this process if there is no pool."""
+    """Return medians over seeds. The seeds run in this process if no pool is given."""
     apply = pool.map if pool else map
     measured = list(apply(partial(simulate, machine, system, family, at_once), range(seeds)))
     return {key: float(np.median([one[key] for one in measured])) for key in measured[0]}
@@ -242,7 +243,7 @@ def main() -> None:
     )
     parser.add_argument("--machine", choices=tuple(MACHINES), default="a100")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--at-once", type=int, default=16, help="requests at once, in the tables")
+    parser.add_argument("--at-once", type=int, default=16, help="concurrent requests in the tables")
     parser.add_argument("--sweep", type=int, nargs="*", default=[1, 4, 16, 40])
     parser.add_argument("--processes", type=int, default=1)
     args = parse(parser, seeds=1, at_once=2, sweep=[1])

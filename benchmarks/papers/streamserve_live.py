@@ -1,5 +1,5 @@
 """StreamServe's ablation live: two stream pairs of the packaged model on this machine, with SpecuStream and
-prompts that share prefixes, and the same without each part.
+prompts that share prefixes; and systems that each leave out one of these parts.
 
 Every system has four workers of one thread. All servers are started before anything is measured, and idle
 while another one is measured. In a round every system serves the same requests, in random order, as
@@ -42,7 +42,7 @@ OPENINGS, OPENING_TOKENS = 4, 64
 OUTPUTS = (32, 96)
 WARM = 8
 Request = tuple[list[int], int]
-"""A prompt, and the tokens of its answer."""
+"""A request: its prompt, and the number of tokens of its answer."""
 
 
 def requests(family: str, count: int, seed: int) -> list[Request]:
@@ -55,7 +55,8 @@ def requests(family: str, count: int, seed: int) -> list[Request]:
 
 
 async def closed_loop(llm: AsyncLLM, given: list[Request], at_once: int, name: str) -> dict[str, float]:
-    """Serve the requests, `at_once` at any time; return latencies in seconds and output tokens a second."""
+    """Serve the requests with `at_once` open at any time; return latencies in seconds, and output tokens a
+    second."""
     waiting = list(enumerate(given))[::-1]
     seen: list[list[float]] = []
 
@@ -76,13 +77,13 @@ async def closed_loop(llm: AsyncLLM, given: list[Request], at_once: int, name: s
 
 
 def accepted(llm: AsyncLLM) -> int:
-    """Return the draft tokens that were accepted until now, by the workers' reports."""
+    """Return the number of draft tokens accepted so far, by the workers' reports."""
     report = llm.report()
     return report.speculation.accepted if report and report.speculation else 0
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure; return the results of all rounds, which are also written after each of them."""
+    """Measure all rounds and return their results, which are also written after each round."""
     figures: dict[str, Any] = {}
     rounds: list[dict[str, dict[str, float]]] = []
     async with AsyncExitStack() as stack:
@@ -92,7 +93,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             )
             for name, options in SYSTEMS.items()
         }
-        for seed in range(-1, args.rounds):  # the first round is not counted: memory is touched
+        # The first round is not counted: it touches memory for the first time.
+        for seed in range(-1, args.rounds):
             given = requests(args.family, WARM if seed < 0 else args.requests, seed)
             measured = {}
             for name in random.Random(seed).sample(list(SYSTEMS), len(SYSTEMS)):
@@ -106,8 +108,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def results(rounds: list[dict[str, dict[str, float]]], running: dict[str, AsyncLLM]) -> dict[str, Any]:
-    """Return for each system the medians over rounds and its ratios to the full one; the interaction; and the
-    draft tokens that were accepted until now."""
+    """Return for each system the medians over rounds and its ratios to the full system; the interaction; and
+    the number of draft tokens accepted so far."""
     systems = {
         name: {key: float(np.median([one[name][key] for one in rounds])) for key in rounds[0][name]}
         | {
@@ -138,7 +140,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--family", default="functions")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=32, help="of a round")
+    parser.add_argument("--requests", type=int, default=32, help="requests of a round")
     parser.add_argument("--at-once", type=int, default=8)
     args = parse(parser, rounds=1, requests=4, at_once=2)
     figures = asyncio.run(measure(args))

@@ -30,13 +30,13 @@ def address(host: int) -> str:
 
 
 def enter(host: int) -> list[str]:
-    """Return the command prefix that runs a command on a host."""
+    """Return the beginning of a command that runs on a host."""
     return ["ip", "netns", "exec", _name(host)]
 
 
 @contextlib.contextmanager
 def hosts(count: int, delay: float) -> Iterator[None]:
-    """Create `count` hosts, each `delay` seconds from the others."""
+    """Create `count` hosts, with a delay of `delay` seconds between each two."""
     wire = None
     try:
         for host in range(count):
@@ -58,7 +58,7 @@ def hosts(count: int, delay: float) -> Iterator[None]:
 
 
 def round_trip(one: int, other: int, count: int = 20) -> float:
-    """Return the median of the seconds that a byte takes there and back over TCP."""
+    """Return the median seconds that a byte takes to another host and back over TCP."""
     listen = (
         "import socket; s = socket.create_server(('', 5000)); print(flush=True); c, _ = s.accept()\n"
         "while data := c.recv(1): c.sendall(data)"

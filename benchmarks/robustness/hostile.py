@@ -30,10 +30,10 @@ from benchmarks.robustness.hostile_inputs import INPUTS, Statuses, Target
 EVERY = 0.005
 """Seconds between two requests of the probe."""
 READY = "ready"
-"""The probe's first line, when it begins."""
+"""The line that the probe prints first, when it begins."""
 
 STALL_MS, RSS_MB = 100.0, 600.0
-"""The goals: the increase of the p99.9 of /health over that without attack, and the peak memory."""
+"""The goals: how much the p99.9 of /health may increase over the run without attack, and the peak memory."""
 
 
 @contextmanager
@@ -63,8 +63,8 @@ def server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], Target]]:
 
 
 def probe(host: str, port: int) -> None:
-    """Say that it is connected; request /health until standard input ends; then print the latencies, in
-    milliseconds, as JSON."""
+    """Print a line when connected; request /health until standard input ends; then print the latencies in
+    milliseconds as JSON."""
     done = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
     latencies: list[float] = []
@@ -118,7 +118,7 @@ def peak_mb(process: subprocess.Popen[str]) -> float:
 def attacked(
     process: subprocess.Popen[str], target: Target, sends: list[Callable[[Target], Statuses]], seconds: float
 ) -> dict[str, Any]:
-    """Return the results while all of `sends` are sent repeatedly."""
+    """Return the results while the functions in `sends` run repeatedly."""
     figures: dict[str, Any] = {}
     statuses: Statuses = Counter()
     reset_peak(process)
@@ -139,7 +139,7 @@ def attacked(
 
 
 def measure(names: list[str], seconds: float, together: bool) -> dict[str, dict[str, Any]]:
-    """Return results by input. `nothing` is the probe alone."""
+    """Return results by input. `nothing` has the results of the probe without an attack."""
     measured: dict[str, dict[str, Any]] = {}
     with server() as (process, target):
         measured["nothing"] = attacked(process, target, [], seconds)
@@ -170,8 +170,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each input")
-    parser.add_argument("--only", nargs="*", choices=list(INPUTS), help="these inputs; nothing is written")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds for each input")
+    parser.add_argument(
+        "--only", nargs="*", choices=list(INPUTS), help="measure only these inputs, and write nothing"
+    )
     parser.add_argument("--probe", nargs=2, help=argparse.SUPPRESS)
     arguments = parse(parser, seconds=0.2)
     if arguments.probe:

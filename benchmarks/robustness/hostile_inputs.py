@@ -60,7 +60,7 @@ def everything(client: socket.socket, seconds: float = 120.0) -> bytes:
 
 
 def at_once(works: list[Callable[[], str]]) -> Statuses:
-    """Run all functions in threads; return counts of their results."""
+    """Run all functions in threads; return how often each result occurred."""
     statuses: Statuses = Counter()
 
     def run(work: Callable[[], str]) -> None:
@@ -91,7 +91,7 @@ def objects(target: Target) -> Statuses:
 
 
 def objects_at_the_limit(target: Target) -> Statuses:
-    """8 bodies of as many objects and values as the server accepts."""
+    """Send 8 bodies that have the maximum accepted number of objects and values."""
     body = b'{"messages": [' + b"{}," * 60_000 + b'{}], "logit_bias": {' + b'"1":1,' * 60_000 + b'"1":1}}'
     return same(8, target, CHATS, body)
 
@@ -102,7 +102,7 @@ def text(target: Target) -> Statuses:
 
 
 def escapes(target: Target) -> Statuses:
-    """8 bodies of as many escapes as the server accepts."""
+    """Send 8 bodies with the maximum accepted number of escapes."""
     return same(8, target, COMPLETIONS, {"prompt": "\n" * ((4 << 20) - 100)})
 
 
@@ -113,14 +113,15 @@ def many_prompts(target: Target) -> Statuses:
 
 
 def logprobs(target: Target) -> Statuses:
-    """16 prompts of 2,000 tokens (or the context), all with 64 alternatives a token: too many."""
+    """Ask for 64 alternatives for each token of 16 prompts of 2,000 tokens (or the context): more than is
+    accepted."""
     length = min(2000, target.context - 2)
     body = {"prompt": [[5] * length] * 16, "prompt_logprobs": 64, "max_tokens": 1}
     return same(1, target, COMPLETIONS, body)
 
 
 def logprobs_at_the_limit(target: Target) -> Statuses:
-    """As many log-probabilities of prompts as one reply may hold, four times at once."""
+    """Ask for the maximum number of log-probabilities in one reply, four times at once."""
     length = min(2000, target.context - 2)
     prompts = (1 << 20) // (65 * length)
     body = {"prompt": [[5] * length] * prompts, "prompt_logprobs": 64, "max_tokens": 1}
@@ -174,7 +175,7 @@ def messages(target: Target) -> Statuses:
 
 
 def messages_at_the_limit(target: Target) -> Statuses:
-    """Chats of as many messages as the context has tokens."""
+    """Send chats with one message for each token of the context."""
     return same(4, target, CHATS, {"messages": [{"role": "user", "content": "a"}] * target.context})
 
 

@@ -1,10 +1,10 @@
-"""Every fault of a machine at every lifecycle event, several times: the time until all answers were there
-and the pair was ready again. See tests/extras/cluster/machine_faults.py; needs root.
+"""Every fault of a machine at every lifecycle event, several times. Measures the time until all answers are
+complete and the pair is ready again. See tests/extras/cluster/machine_faults.py; needs root.
 
     python -m benchmarks.robustness.machine_faults --rounds 5
     python -m benchmarks.robustness.machine_faults --rounds 5 --launched ray     kills Ray nodes
 
-Trials that the result file has are not repeated: an interruption costs one.
+Trials that are in the result file are not repeated: an interruption loses at most one trial.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def known() -> list[dict[str, Any]]:
 
 
 def save(trials: list[dict[str, Any]]) -> None:
-    """Write the trials so far."""
+    """Write the trials that were run so far."""
     settings = {
         "lease": LEASE, "streams": STREAMS, "events": len(EVENTS), "link_disturbed_seconds": FAULT_SECONDS,
         "network": "network namespaces, veth, a wire of TAP devices", "model": "a small random one, 1 thread",
@@ -72,9 +72,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of every event with every fault")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every event with every fault")
     parser.add_argument("--launched", choices=get_args(Launched), default="join")
-    parser.add_argument("--minutes", type=float, default=inf, help="the longest time of this run")
+    parser.add_argument("--minutes", type=float, default=inf, help="maximum duration of this run")
     args = parse(parser, rounds=1)
     trials = run(args.launched, args.rounds, 60 * args.minutes)
     rows = []

@@ -1,4 +1,4 @@
-"""Speed within a CPU quota and on one processor: the threads that are chosen, compared with others.
+"""Speed within a CPU quota and on one processor, with the chosen number of threads and with others.
 
 Each case is a process in a separate control group (version 1 or 2; it needs root). The quota pays for half
 of the processors; a thread for each processor, as many engines start them, is stopped by it in each period.
@@ -23,18 +23,19 @@ from benchmarks.options import parse, pick
 from benchmarks.report import table, write
 
 PERIOD = 100_000
-"""Microseconds in which a quota is used up, the default of Linux."""
+"""Microseconds of a quota's period, the default of Linux."""
 WORK = {
     "one stream, tokens/s": (1, 16, 32),
     "8 streams, tokens/s": (8, 16, 16),
     "prefill, tokens/s": (1, 512, 1),
 }
-"""Requests at once, tokens of each prompt, and of each output."""
+"""Concurrent requests, tokens of each prompt, and tokens of each output, by kind of work."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A share of the processors as quota, the first processors alone, and `threads` (0: chosen)."""
+    """A limit: a quota as a share of the processors, or the first processors only; and `threads` (0:
+    chosen)."""
 
     quota: float = 1.0
     processors: int = 0
@@ -90,7 +91,7 @@ def measure_here(model: str, threads: int) -> dict[str, float]:
 
 
 def measure(model: str, case: Case) -> dict[str, float]:
-    """Return what `measure_here` says in a process that is limited as the case says."""
+    """Return the result of `measure_here` in a process with the limits of the case."""
     module = "benchmarks.robustness.quota"
     command = [sys.executable, "-m", module, "--model", model, "--here", str(case.threads)]
     with control_group(case.quota) as processes:

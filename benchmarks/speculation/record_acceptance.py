@@ -1,9 +1,10 @@
-"""Record what the packaged draft proposes along texts of the packaged target, and where it is accepted.
+"""Record the draft trees that the packaged draft proposes along texts of the packaged target, and which nodes
+match.
 
-Greedy texts of every family of tasks; at every position of each, trees of all recorded shapes.
-`streamserve.simulate` replays the file in virtual time.
+Greedy texts of every family of tasks are used. At every position of each text, trees of all recorded shapes
+are drafted. `streamserve.simulate` replays the file in virtual time.
 
-    python -m benchmarks.speculation.record_acceptance
+python -m benchmarks.speculation.record_acceptance
 """
 
 import argparse
@@ -57,8 +58,8 @@ def prompts(family: str, count: int, seed: int, split: Any) -> list[list[int]]:
 
 
 def questions(loaded: Loaded, recording: Recording) -> tuple[list[list[int]], list[int]]:
-    """Return the prompts of the recorded texts, and the texts' lengths, by generating the texts again with a
-    model of the packaged one's function. Raises ValueError if the texts differ from the recording."""
+    """Return the prompts of the recorded texts, and the texts' lengths. The texts are generated again with a
+    model that computes the packaged model's function. Raises ValueError if they differ from the recording."""
     measured, lengths = [], []
     for family in TASKS:
         requests = prompts(family, TEXTS, SEED, SPLIT)
@@ -128,9 +129,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--texts", type=int, default=TEXTS, help="prompts a family")
+    parser.add_argument("--texts", type=int, default=TEXTS, help="prompts in each family")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--split", choices=("train", "heldout"), default=SPLIT, help="wordings of the tasks")
+    parser.add_argument(
+        "--split", choices=("train", "heldout"), default=SPLIT, help="which wordings of the tasks"
+    )
     args = parse(parser, texts=1)
     target, draft = embedded.path("embedded"), embedded.path("embedded").parent / "draft"
     loaded = load(ModelConfig(path=str(target), draft=str(draft), num_blocks=2048, max_model_len=1024))

@@ -59,23 +59,23 @@ SETTINGS = (
     "fixed-tree:2x3", "fixed-tree:3x4",
 )  # fmt: skip
 DEEPEST = 160
-"""Query tokens of a step beyond which fixed settings are measured once only: they are far slower, and take
+"""Query tokens of a step above which fixed settings are measured only once: they are far slower, and take
 minutes."""
 LEARNING = 1.5
-"""Seconds for which goodput adapts to a family before it is measured: the next family is different
+"""Seconds in which goodput adapts to a family before it is measured, since the previous family was different
 traffic."""
 APART = 8
-"""Offset in requests between the turns of a piece: each turn serves other requests."""
+"""Difference between the request numbers of two turns, so that each turn serves other requests."""
 BLOCK = 16
 PROMPTS = 16
-"""Distinct prompts of a family; sampled requests also differ in their seeds."""
+"""Number of distinct prompts of a family. Sampled requests also differ in their seeds."""
 MAX_TOKENS = 64
 MIN_STEPS, MIN_SECONDS = 4, 0.1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the grid that is measured, and stored, at once."""
+    """A part of the grid that is measured and stored as a whole."""
 
     family: str
     temperature: float
@@ -89,7 +89,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Window:
-    """The measurements of one setting in a piece. Texts by request, as far as they were generated."""
+    """The measurements of one setting in a piece, and its texts by request, as far as they were generated."""
 
     seconds: float
     tokens: int
@@ -103,8 +103,8 @@ class Window:
 
 
 def prompts(family: str, split: Any, seed: int) -> list[list[int]]:
-    """Return the token ids of first questions of chats. Only lengths that the prefix index covers except for
-    one to three tokens: the cost of prompts is not measured here."""
+    """Return the token ids of the first questions of chats. Prompts have only lengths that the prefix index
+    covers except for one to three tokens, because the cost of prompts is not measured here."""
     tokenizer = Tokenizer.from_file(str(embedded.path("embedded") / "tokenizer.json"))
     rng, measured = random.Random(seed), []
     while len(measured) < PROMPTS:
@@ -117,7 +117,7 @@ def prompts(family: str, split: Any, seed: int) -> list[list[int]]:
 
 
 def target() -> Path:
-    """Return the inflated target, which the first call writes. In a smoke run it is small."""
+    """Return the inflated target. The first call writes it; a smoke run writes a small one."""
     folder = cache(CACHE) / "target"
     if not folder.exists():
         inflate(embedded.path("embedded"), folder, pick(SHAPE, ModelShape(256, 8)))
@@ -125,7 +125,7 @@ def target() -> Path:
 
 
 class Bench:
-    """A loaded pair whose engine keeps its prefix index, and the learned state of each setting."""
+    """A loaded pair. The engine keeps its prefix index, and each setting its learned state."""
 
     def __init__(self, target: Path, mode: SpeculationMode = "coupled", profiles: Path | None = None) -> None:
         config = ModelConfig(
@@ -154,8 +154,8 @@ class Bench:
         self, setting: str, requests: Sequence[list[int]], temperature: float, streams: int, seconds: float,
         first: int = 0,
     ) -> Window:  # fmt: skip
-        """Run a closed loop of `streams` requests for `seconds`, from number `first` on. The window begins
-        when all initial requests have begun, and ends before the remaining ones are cancelled."""
+        """Run a closed loop of `streams` requests for `seconds`, beginning with number `first`. The window
+        begins when all initial requests have begun, and ends before the remaining ones are cancelled."""
         engine = self.engine
         engine.speculation = self.speculation(setting)
         texts: dict[str, list[int]] = defaultdict(list)
@@ -215,9 +215,10 @@ def _window(
 
 def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, Any]:
     """Return the record of a piece: all settings in alternation, several times, each time in another order.
-    Other users change the machine's speed: compared values were measured in the same turn."""
+    Other programs change the machine's speed, so only values of the same turn are compared."""
     requests = prompts(piece.family, args.split, args.seed)
-    bench.run("off", requests, piece.temperature, min(piece.streams, PROMPTS), 0.0)  # prompts into the cache
+    # computes the prompts into the cache
+    bench.run("off", requests, piece.temperature, min(piece.streams, PROMPTS), 0.0)
     bench.run("goodput", requests, piece.temperature, piece.streams, pick(LEARNING, 0.0))
     windows: dict[str, list[Window]] = defaultdict(list)
     for turn in range(args.turns):
@@ -243,13 +244,14 @@ def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, A
 
 
 def _far_off(setting: str, streams: int) -> bool:
-    """Return whether a setting's steps are so large that it cannot be near the best."""
+    """Return whether a setting's steps are so large that the setting cannot be among the fastest."""
     shape = fixed_shape(setting)
     return shape is not None and shape.nodes > 1 and streams * (1 + shape.nodes) > DEEPEST
 
 
 def budget(bench: Bench) -> float:
-    """Return B: query tokens at which a step costs twice as much as with one, according to the profile."""
+    """Return the token budget B: the query tokens of a step that costs twice as much as a step of one token,
+    according to the profile."""
     return next((float(rows) for rows in range(2, 1024) if bench.cost(rows, 0) >= 2 * bench.cost(1, 0)), 1e3)
 
 
@@ -268,7 +270,7 @@ def _figures(windows: Sequence[Window]) -> dict[str, Any]:
 
 
 def _differing(plain: Window, other: Window) -> int:
-    """Return the number of texts that differ from the plain ones in their common length."""
+    """Return the number of texts that differ from the plain texts within their common length."""
     pairs = [(plain.texts[name], other.texts[name]) for name in plain.texts.keys() & other.texts.keys()]
     return sum(any(a != b for a, b in zip(one, two, strict=False)) for one, two in pairs)
 
@@ -339,22 +341,30 @@ def pieces(args: argparse.Namespace) -> Iterator[Piece]:
 
 
 def main() -> None:
-    """Measure missing pieces, for a while; then print and write all stored ones."""
+    """Measure missing pieces for a limited time; then print and write all stored pieces."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--families", nargs="+", default=list(TASKS), choices=list(FAMILIES))
     parser.add_argument("--streams", nargs="+", type=int, default=list(STREAMS))
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), help="policies; off is always there")
+    parser.add_argument(
+        "--settings", nargs="+", default=list(SETTINGS), help="policies to measure; `off` is always included"
+    )
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--window", type=float, default=1.0, help="seconds of a setting in a turn")
-    parser.add_argument("--turns", type=int, default=4, help="turns of a piece")
+    parser.add_argument(
+        "--window", type=float, default=1.0, help="seconds for which a setting runs in each turn"
+    )
+    parser.add_argument("--turns", type=int, default=4, help="number of turns in a piece")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no piece later; 0: only report")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="start no piece after this time; 0: only report"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--split", choices=("train", "heldout"), default="heldout", help="wordings of tasks")
+    parser.add_argument(
+        "--split", choices=("train", "heldout"), default="heldout", help="which wordings of the tasks"
+    )
     parser.add_argument("--name", default="speculation", help="name of the result files")
-    parser.add_argument("--acceptance", action="store_true", help="count acceptance instead of the grid")
+    parser.add_argument("--acceptance", action="store_true", help="measure acceptance instead of the grid")
     args = parse(
         parser,
         families=["functions"],

@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 
 def report(cached: Path, name: str, settings: Mapping[str, Any]) -> None:
-    """Print everything stored in the folder `cached`, and write it to the results of this name."""
+    """Print all stored pieces in the folder `cached`, and write them to the results of this name."""
     grid = _rounds([json.loads(path.read_bytes()) for path in sorted(cached.glob("grid-*.json"))])
     path = cached / "acceptance.json"
     accepted: list[Record] = json.loads(path.read_bytes()) if path.exists() else []
@@ -63,8 +63,7 @@ def _rounds(records: Sequence[Record]) -> list[Record]:
 
 
 def _ratios(record: Record, setting: str) -> np.ndarray:
-    """Return tokens a second as a multiple of plain decoding's in the same turn; some settings have fewer
-    turns."""
+    """Return tokens a second relative to plain decoding in the same turn. Some settings have fewer turns."""
     rates, plain = (np.array(record["settings"][name]["by_turn"]) for name in (setting, "off"))
     return rates / plain[: len(rates)]
 
@@ -74,7 +73,7 @@ def _order(name: str) -> tuple[bool, bool, str]:
 
 
 def _mean(group: Sequence[Record], setting: str) -> float | None:
-    """Return the geometric mean over the families; None where one is missing."""
+    """Return the geometric mean over the families; None if a family is missing."""
     if not all(setting in record["ratio"] for record in group):
         return None
     return float(np.exp(np.mean([np.log(record["ratio"][setting]) for record in group])))

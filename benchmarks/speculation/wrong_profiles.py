@@ -2,7 +2,7 @@
 
 Step costs follow a true curve; speculation starts from a profile that is wrong by a factor of 3, overall or
 at some batch sizes, for the target, the draft or both. A cell is one engine in a closed loop of streams.
-Ratios are tokens a second over the steps after the first 100, against plain decoding on the same true curve.
+Ratios are tokens a second after the first 100 steps, relative to plain decoding on the same true curve.
 
     python -m benchmarks.speculation.wrong_profiles                         # the whole grid
     python -m benchmarks.speculation.wrong_profiles --every 20 --name ""    # a few cells, nothing written
@@ -37,11 +37,11 @@ from streamserve.speculation.controller import Speculation
 DATA = Path(__file__).parents[1] / "data"
 FACTOR = 3.0
 WARM_UP = 100
-"""Steps that are not counted."""
+"""Number of first steps that are not counted."""
 MEASURED = {1: 1200, 8: 400, 32: 200}
-"""Measured steps, by streams."""
+"""Number of measured steps by number of streams."""
 MIN_RATIO = 0.98
-"""Minimum ratio to plain decoding, in every cell."""
+"""The minimum ratio to plain decoding that every cell must reach."""
 STREAMS = tuple(MEASURED)
 MAX_TOKENS = 64
 MODEL = ModelInfo(
@@ -57,7 +57,7 @@ Step = Callable[[int, int], float]
 
 @dataclass(frozen=True)
 class Curve:
-    """The true costs: seconds of a step by query tokens and KV tokens, and of a draft pass."""
+    """The true costs: seconds of a step by query tokens and KV tokens, and seconds of a draft pass."""
 
     step: Step
     draft: Callable[[float], float]
@@ -68,7 +68,7 @@ def _milliseconds(tokens: tuple[int, ...], figures: tuple[float, ...], further: 
 
 
 def _curve(cost: CostCurve, draft: float) -> Curve:
-    """Return a curve of the target; a draft pass takes the share `draft` of a step with a quarter of the
+    """Return the cost curve of a target. A draft pass takes the share `draft` of a step with a quarter of the
     rows."""
     return Curve(lambda rows, kv: cost(rows) * (1 + 1e-5 * kv), lambda rows: draft * cost(1 + (rows - 1) / 4))
 
@@ -133,7 +133,7 @@ DRAFTS: dict[str, Callable[[], Recording]] = {
 }
 
 Scale = Callable[[float, int], float]
-"""Ratio of a profile's prediction to the true cost, by query tokens and by the number of decoding streams."""
+"""The ratio of a profile's prediction to the true cost, by query tokens and number of decoding streams."""
 
 
 def _only(where: Callable[[float, int], bool], factor: float) -> Scale:
@@ -165,7 +165,7 @@ WRONG: list[tuple[str, float]] = [
         for factor in (FACTOR, 1 / FACTOR)
     ),
 ]
-"""The target's profile, and the factor of the draft's."""
+"""The wrong profiles: how the target's profile is wrong, and the factor of the draft's profile."""
 
 
 @dataclass
@@ -193,7 +193,8 @@ class Loop:
         self._numbers = itertools.count()
 
     def step(self) -> None:
-        """Fill up the loop, and run a step. Prompts are one token, so that they change no batch size."""
+        """Start requests until all streams are busy, and run a step. Prompts have one token, so they change
+        no batch size."""
         while len(self.running) < self.streams:
             number = next(self._numbers)
             params = SamplingParams(temperature=0.0, seed=number * 7, max_tokens=MAX_TOKENS - number * 5 % 32)
@@ -269,10 +270,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--every", type=int, default=1, help="only each N-th cell, and all with a right profile"
+        "--every", type=int, default=1, help="run each N-th cell, and all cells with a correct profile"
     )
-    parser.add_argument("--name", default="wrong_profiles", help="of the result file; empty: none")
-    parser.add_argument("--only", nargs="*", default=[], help="curves whose names begin so")
+    parser.add_argument("--name", default="wrong_profiles", help="name of the result file; empty: write none")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="run only curves whose names begin with these words"
+    )
     args = parse(parser, every=1 << 20, only=["flat"])
     records: list[dict[str, Any]] = []
     for number, (curve, draft, streams, wrong, factor) in enumerate(cells()):

@@ -23,7 +23,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(checkpoint: Path) -> Iterator[Served]:
-    """The real engine behind a real server. Greedy and endless unless a request says otherwise."""
+    """A server with the real engine. Requests are greedy and have no end token unless a test asks for
+    something else."""
 
     async def start() -> Generator:
         names = ["tiny", "owner/tiny"]
@@ -45,19 +46,19 @@ def tokenizer(server: Served) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> ScriptedGenerator:
-    """A generator that says hello; tests replace its script."""
+    """A generator that says hello. Tests may replace its script."""
     return ScriptedGenerator(Tokenizer.from_folder(byte_level_folder(tmp_path_factory.mktemp("scripted"))))
 
 
 @pytest.fixture(scope="session")
 def hello(generator: ScriptedGenerator) -> Iterator[Served]:
-    """A server of that generator."""
+    """A server that runs the scripted generator."""
     with scripted(generator) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def strict(generator: ScriptedGenerator) -> Iterator[Served]:
-    """The same, which refuses fields that are unknown or without effect."""
+    """A server that runs the scripted generator and refuses fields that are unknown or without effect."""
     with scripted(generator, ApiSettings(strict_fields=True)) as running:
         yield running

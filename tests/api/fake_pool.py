@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SIZE = 1000
-"""Bytes of a fake model."""
+"""Bytes of a fake model's weights."""
 
 
 @dataclass
 class FakeState:
-    """A model of a fake pool."""
+    """A model in a fake pool."""
 
     state: str = "not loaded"
     size: int = SIZE

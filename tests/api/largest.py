@@ -1,6 +1,7 @@
-"""The largest legal inputs of every route, by method and path as the router has them.
+"""The largest legal inputs of every route, by method and path as the router names them.
 
-A server may refuse one, as it refuses what does not fit: it has read and checked it by then.
+A server may refuse such an input, as it refuses one that does not fit into the context. It has read and
+checked the input by then.
 """
 
 import json
@@ -19,7 +20,8 @@ BOUNDARY = "x"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is large: characters and tokens of a `context`, and the share (1: all) of other limits."""
+    """The sizes of inputs: characters and tokens of a `context`, and the share of the other limits (1: the
+    whole limit)."""
 
     context: int
     part: float
@@ -42,7 +44,7 @@ def words(sizes: Sizes) -> str:
 
 
 def unspecific(sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """Bodies that are large in each way that JSON can be, in a field that no route has."""
+    """Return bodies that are large in each way that JSON can be, in a field that no route knows."""
     yield {"x_values": [1] * sizes(VALUES)}
     yield {"x_names": {str(number): 1 for number in range(sizes(NAMES))}}
     yield {"x_lists": [[]] * sizes(65_000)}
@@ -160,7 +162,7 @@ def edits(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def posts(path: str, bodies: Callable[[Sizes], Iterator[dict[str, Any]]], method: str = "POST") -> Send:
-    """Send each body; the server answers, or refuses the request and not itself."""
+    """Send each body. The server must answer or refuse the request, and must not fail."""
 
     def send(server: Served, sizes: Sizes) -> None:
         for body in bodies(sizes):
@@ -174,7 +176,8 @@ def posts(path: str, bodies: Callable[[Sizes], Iterator[dict[str, Any]]], method
 
 
 def plain(path: str, method: str = "GET") -> Send:
-    """A request without a body. Its path is as long as headers may be where it has a parameter."""
+    """Send a request without a body. A parameter in the path is made as long as the limit of headers
+    allows."""
 
     def send(server: Served, sizes: Sizes) -> None:
         for name in ("a", "x" * sizes(60_000)) if "NAME" in path else ("",):
@@ -184,7 +187,8 @@ def plain(path: str, method: str = "GET") -> Send:
 
 
 def contents(sizes: Sizes) -> Iterator[bytes]:
-    """Files of a batch: without a request, with one far from the next, with invalid and with long lines."""
+    """Return contents of batch files: without requests, with requests far apart, with invalid lines and with
+    long lines."""
 
     def line(number: int, **body: Any) -> bytes:
         request = {"custom_id": str(number), "url": "/v1/completions", "body": {"max_tokens": 1, **body}}
@@ -210,7 +214,7 @@ def upload(server: Served, content: bytes) -> Any:
 
 
 def batches(server: Served, sizes: Sizes) -> None:
-    """Answer each content to its end."""
+    """Create a batch for each content, and wait until it has ended."""
     for content in contents(sizes):
         name = upload(server, content).json()["id"]
         request = {"input_file_id": name, "endpoint": "/v1/completions", "completion_window": "24h"}
@@ -229,7 +233,7 @@ def stream_socket(server: Served, sizes: Sizes) -> None:
 
 
 def prompt_stream(suffix: str, bodies: Callable[[Sizes], Iterator[dict[str, Any]]], method: str) -> Send:
-    """Send each body to a stream that exists."""
+    """Send each body to an open prompt stream."""
 
     def send(server: Served, sizes: Sizes) -> None:
         name = server.post("/v1/streams", query="a", max_tokens=1).json()["id"]
@@ -303,4 +307,4 @@ LARGEST: dict[str, Send] = {
     "GET /openapi.json": plain("/openapi.json"),
     "HEAD /openapi.json": plain("/openapi.json", "HEAD"),
 }
-"""By method and path. Routes that are not supported have one handler, which reads no body."""
+"""The largest inputs by method and path. Unsupported routes share a handler that reads no body."""

@@ -1,4 +1,4 @@
-"""The shape of an error response, checked, and what tests of refusals send."""
+"""Checks of the shape of an error response, and requests that servers refuse."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error of a response, once its shape is checked."""
+    """Return the error of a response, after checking its shape."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     body = response.json()

@@ -1,4 +1,4 @@
-"""A worker's report in which every field has a value."""
+"""A worker's report with a value in every field."""
 
 from streamserve.protocol.reports import Report, SpeculationReport, StepParts, StepTokens, TransferReport
 

@@ -1,4 +1,4 @@
-"""Routes by what serves them."""
+"""Routes grouped by the part of the server that handles them."""
 
 OF_VECTORS = (
     *("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"),

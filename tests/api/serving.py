@@ -40,12 +40,12 @@ from streamserve.text.stops import StopFinder
 from streamserve.text.tokenizer import Tokenizer
 
 ON_PAIRS = "STREAMSERVE_PAIRS" in os.environ
-"""Whether servers run stream pairs unless a test says otherwise: `make verify` runs these tests on both."""
+"""Whether servers use stream pairs by default. `make verify` runs these tests with and without pairs."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A running server: where it is, what it serves, and clients for it."""
+    """A running server: its address, its generator, and clients for it."""
 
     url: str
     llm: Any
@@ -56,7 +56,7 @@ class Served:
         return self.http.post(route, json=body)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of a metric, 0 where there is none yet."""
+        """Return the value of a metric, or 0 if the metric has no sample yet."""
         expected = [f'{key}="{value}"' for key, value in labels.items()]
         for line in self.http.get("/metrics").text.splitlines():
             if line.startswith((f"streamserve:{name}{{", f"streamserve:{name} ")) and all(
@@ -66,7 +66,7 @@ class Served:
         return 0.0
 
     def active_sequences(self) -> int:
-        """How many sequences the engine has, running or waiting, by its latest report."""
+        """Return how many sequences the engine has, running or waiting, according to its latest report."""
         report = self.llm.report()
         return 0 if report is None else report.running + report.waiting
 
@@ -81,7 +81,7 @@ def until(health_state: Callable[[], bool], seconds: float = 30.0) -> None:
 
 @dataclass(frozen=True)
 class TLS:
-    """Both sides of HTTPS."""
+    """Certificates for both sides of HTTPS."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -98,7 +98,8 @@ def served(
     limits: ConnectionLimits | None = None,
     tls: TLS | None = None,
 ) -> Iterator[Served]:
-    """Serve the generator that `start`, run in the server's event loop, returns until the block ends."""
+    """Serve a generator until the block ends. `start` runs in the server's event loop and returns the
+    generator."""
     sock = bind("127.0.0.1", 0)
     url = f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}"
     ready: Future[Generator] = Future()
@@ -120,7 +121,7 @@ def served(
         if hasattr(llm, "close"):
             await llm.close()
 
-    # Without TLS no certificates are read, which takes longer than most tests.
+    # Without TLS no certificates are read: reading them takes longer than most tests.
     trusted = tls.client if tls else False
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
@@ -161,7 +162,7 @@ Script = Callable[[list[int], SamplingParams], AsyncGenerator[Item, None]]
 
 
 async def hello_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-    """The script of a generator that works."""
+    """The script of a generator that answers normally."""
     for choice in range(params.n):
         yield ChoiceDelta(choice, "hello", (72,))
         yield ChoiceDelta(choice, tokens=(3,), finish="stop")
@@ -171,7 +172,7 @@ async def hello_script(prompt: list[int], params: SamplingParams) -> AsyncGenera
 async def parsed(
     items: AsyncGenerator[Item, None], params: SamplingParams, new_reader: NewReader
 ) -> AsyncGenerator[Item, None]:
-    """The items of a script with the events of each choice, which a stop string in the answer ends."""
+    """Yield a script's items with the events of each choice. A stop string in the answer ends the choice."""
     readers: dict[int, ReplyReader] = {}
     ended: set[int] = set()
     async with aclosing(items):
@@ -188,7 +189,7 @@ async def parsed(
 
 
 def parsed_delta(reader: ReplyReader, delta: ChoiceDelta) -> ChoiceDelta:
-    """A script's delta with its events, as ChoiceText makes it."""
+    """Return a script's delta with its events, as ChoiceText makes it."""
     scan = reader.feed(delta.text)
     if delta.finish and (delta.finish != "stop" or isinstance(delta.stop, int)):
         reader.cut()
@@ -201,7 +202,7 @@ def parsed_delta(reader: ReplyReader, delta: ChoiceDelta) -> ChoiceDelta:
 
 @dataclass
 class ScriptedPrompt:
-    """A prompt stream of a scripted generator, which computes all of it at once."""
+    """A prompt stream of a scripted generator, which computes the whole prompt when it is finished."""
 
     script: Script
     ids: list[int] = field(default_factory=list)
@@ -221,15 +222,15 @@ class ScriptedPrompt:
         return items if reader is None else parsed(items, params, reader)
 
     async def finish(self) -> None:
-        """There is no early answer."""
+        """Finish the prompt; a scripted generator gives no early answers."""
 
     async def close(self) -> None:
-        """There is nothing to cancel."""
+        """Do nothing: no request can be cancelled."""
 
 
 @dataclass(frozen=True)
 class ScriptedGenerator:
-    """A generator whose every request runs `script`, to simulate failures."""
+    """A generator that runs `script` for every request, to simulate failures."""
 
     tokenizer: Tokenizer
     script: Script = hello_script
@@ -294,7 +295,7 @@ class ScriptedGenerator:
         return params
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
-        """Accept any grammar; none is applied."""
+        """Accept any grammar. Grammars are not applied."""
 
     def health(self) -> ScriptedHealth:
         return self.health_state

@@ -1,4 +1,4 @@
-"""A client of prompt streams over WebSocket."""
+"""A client that uses prompt streams over WebSocket."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A tool_choice of the type allowed_tools: the request counts as if it had only these tools."""
+"""A tool_choice of the type allowed_tools limits a request to the named tools."""
 
 import json
 from typing import Any

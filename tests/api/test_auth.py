@@ -80,7 +80,8 @@ def test_a_key_may_come_as_x_api_key(locked: Served) -> None:
         return locked.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers).status_code
 
     assert (status({}), status({"X-Api-Key": "wrong"}), status({"X-Api-Key": KEY})) == (401, 401, 200)
-    assert status({**bearer("wrong"), "X-Api-Key": KEY}) == 401  # one key is checked, not either
+    # If both headers are sent, only the key in Authorization is checked.
+    assert status({**bearer("wrong"), "X-Api-Key": KEY}) == 401
 
 
 def test_the_client_sees_an_authentication_error(locked: Served) -> None:
@@ -178,7 +179,8 @@ def test_keys_are_not_in_the_logs(generator: ScriptedGenerator) -> None:
 
 
 def test_the_number_of_open_requests_per_key_is_limited(generator: ScriptedGenerator) -> None:
-    """The limit is per key, excludes health checks, and counts only open requests."""
+    """The limit of open requests applies to each key, excludes health checks, and counts only open
+    requests."""
     release = threading.Event()
 
     async def blocking_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:

@@ -1,5 +1,5 @@
-"""What one key made does not exist for another key: in all routes, for every kind of stored object, and in
-both headers that carry a key."""
+"""Objects that one key created are invisible to other keys: on all routes, for every kind of stored object,
+and in both headers that carry a key."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ FORMS = pytest.mark.parametrize(
 Form = Callable[[str], Headers]
 
 UNENDING = 9
-"""An answer with this `max_tokens` begins, and does not end."""
+"""With this `max_tokens` an answer begins and does not end during a test."""
 
 
 async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
@@ -60,7 +60,7 @@ async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[It
 
 @pytest.fixture(scope="module")
 def server(generator: ScriptedGenerator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of two keys, which stores everything that can be stored."""
+    """A server with two keys that stores every kind of object."""
     settings = ApiSettings(
         api_key=KEYS,
         admin_key=(digest(ADMIN),),
@@ -72,13 +72,13 @@ def server(generator: ScriptedGenerator, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def watched(generator: ScriptedGenerator) -> Iterator[Served]:
-    """A server of two keys whose generator has no requests but those of the test."""
+    """A server with two keys. Its generator receives only the test's requests."""
     with scripted(generator.replaced(submitted=[]), ApiSettings(api_key=KEYS)) as running:
         yield running
 
 
 def made(reply: httpx.Response) -> str:
-    """The id of what a request made."""
+    """Return the id of the object that a request created."""
     assert reply.status_code == 200, reply.text
     return str(reply.json()["id"])
 
@@ -112,7 +112,7 @@ def make_stream(server: Served, headers: Headers) -> str:
 
 
 class Use(NamedTuple):
-    """A request about a stored object; {id} is its id."""
+    """A request that uses a stored object; {id} in it stands for the object's id."""
 
     kind: str
     method: str
@@ -164,10 +164,10 @@ USES = [
 ]
 
 LISTS = {"/v1/files": make_file, "/v1/batches": make_batch}
-"""Lists of stored objects, of which each caller has its own."""
+"""Routes that list stored objects. Each caller has a separate list."""
 
 MAKING = {("POST", "/v1/files"), ("POST", "/v1/batches"), ("POST", "/v1/responses"), ("POST", "/v1/streams")}
-"""Routes that store what they make for their caller."""
+"""Routes that store an object for the caller."""
 
 REPEATED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
@@ -177,7 +177,7 @@ REPEATED: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
     "/api/generate": {"prompt": "hi", "stream": False},
 }
-"""Routes whose outputs workers keep by idempotency key, and a request to each."""
+"""Routes whose outputs workers store by idempotency key, and a request to each route."""
 
 STATELESS = {
     ("POST", path)
@@ -198,7 +198,7 @@ OF_THE_SERVER = {
     ("POST", "/api/show"),
     ("HEAD", "/openapi.json"),
 }
-"""Routes with the same reply for each caller."""
+"""Routes with the same reply for every caller."""
 
 OF_ADMINS = {
     ("POST", "/v1/load_lora_adapter"),
@@ -210,7 +210,7 @@ OF_ADMINS = {
     ("POST", "/admin/workers/{worker}/drain"),
     ("POST", "/admin/workers/{worker}/resume"),
 }
-"""Routes that no API key opens."""
+"""Routes that only an admin key may use."""
 
 
 def supported_routes(generator: ScriptedGenerator) -> set[tuple[str, str]]:
@@ -225,7 +225,8 @@ def supported_routes(generator: ScriptedGenerator) -> set[tuple[str, str]]:
 
 
 def test_every_route_is_of_one_caller_or_of_the_server(generator: ScriptedGenerator) -> None:
-    """A new route has to be added here, with the kind of object that it stores or finds."""
+    """Every route is listed here with the kind of object that it stores or finds. A new route must be
+    added."""
     of_callers = {(use.method, use.path) for use in USES} | MAKING
     of_callers |= {("GET", path) for path in LISTS} | {("POST", path) for path in REPEATED}
     assert supported_routes(generator) == of_callers | STATELESS | OF_THE_SERVER | OF_ADMINS
@@ -236,7 +237,8 @@ def test_every_route_is_of_one_caller_or_of_the_server(generator: ScriptedGenera
 
 
 def seen(reply: httpx.Response, name: str) -> tuple[int, str, set[str]]:
-    """What a reply about `name` tells: the status, the text without the name, and which headers it has."""
+    """Return what a reply reveals about `name`: the status, the text without the name, and the names of its
+    headers."""
     return reply.status_code, reply.text.replace(name, "{id}"), set(reply.headers)
 
 
@@ -268,12 +270,15 @@ def test_lists_have_only_what_the_key_made(server: Served, path: str, form: Form
     for headers in (form(TWO), other_form(TWO)):
         assert name not in listed(headers).text
         after, unknown = (listed(headers, f"?after={each}") for each in (name, "unknown"))
-        assert seen(after, name) == seen(unknown, "unknown"), "nor is it a position in its list"
+        assert seen(after, name) == seen(unknown, "unknown"), (
+            "another key's id was accepted as a position in the list"
+        )
     assert name in listed(other_form(ONE)).text
 
 
 def test_an_early_answer_that_is_being_read_is_not_noticed(server: Served) -> None:
-    """A finish that only confirms replies otherwise than one that answers."""
+    """Another key cannot notice that an early answer is read, although a finish that confirms an early answer
+    normally has a different reply."""
     body = {"query": "x", "max_tokens": UNENDING, "answer_early": True}
     name = made(server.http.post("/v1/streams", json=body, headers=bearer(ONE)))
     path = f"/v1/streams/{name}"
@@ -324,7 +329,7 @@ def keyed(headers: Headers, key: str) -> Headers:
 
 @FORMS
 def test_idempotent_replies_are_those_of_one_key(server: Served, form: Form, other_form: Form) -> None:
-    """Two callers choose the same idempotency key: neither gets the other's reply, nor a conflict."""
+    """Two callers that choose the same idempotency key get neither each other's reply nor a conflict."""
     key = f"shared {form.__name__}"
 
     def create(headers: Headers, query: str) -> httpx.Response:
@@ -333,7 +338,7 @@ def test_idempotent_replies_are_those_of_one_key(server: Served, form: Form, oth
     first = made(create(form(ONE), "one"))
     second = made(create(form(TWO), "two"))
     assert first != second
-    assert made(create(other_form(ONE), "one")) == first, "one caller, whichever header has its key"
+    assert made(create(other_form(ONE), "one")) == first, "a key is the same caller in both headers"
     assert made(create(other_form(TWO), "two")) == second
     assert create(other_form(ONE), "two").status_code == 409
 
@@ -354,8 +359,10 @@ def test_replies_about_a_prompt_stream_are_not_repeated_to_another_key(
     assert first.status_code == 200
     for headers in (form(TWO), other_form(TWO)):
         assert ask(headers).status_code == 404
-        assert ask(headers, {**body, "version": 7}).status_code == 404, "no 409: the key is not known"
-    assert ask(other_form(ONE)).text == first.text, "it is repeated to its own"
+        assert ask(headers, {**body, "version": 7}).status_code == 404, (
+            "no 409: the other caller's key is unknown here"
+        )
+    assert ask(other_form(ONE)).text == first.text, "the own caller's reply is repeated"
 
 
 @FORMS
@@ -371,7 +378,8 @@ def test_a_socket_repeats_replies_to_its_key_only(server: Served, form: Form, ot
 
 @pytest.mark.parametrize("route", REPEATED)
 def test_kept_outputs_are_those_of_one_key(watched: Served, route: str) -> None:
-    """What workers keep for a repeated request is found by its caller and idempotency key together."""
+    """Outputs that workers store for repeated requests are found only by caller and idempotency key
+    together."""
     for headers in (bearer(ONE), x_api_key(ONE), bearer(TWO), x_api_key(TWO)):
         reply = watched.http.post(route, json=REPEATED[route], headers=keyed(headers, "kept"))
         assert reply.status_code == 200
@@ -381,7 +389,8 @@ def test_kept_outputs_are_those_of_one_key(watched: Served, route: str) -> None:
 
 
 def test_a_request_id_that_a_client_chooses_names_nothing(watched: Served) -> None:
-    """X-Request-Id is of the logs: two callers may choose the same, and no route takes it to cancel."""
+    """X-Request-Id appears only in logs: two callers may choose the same id, and no route cancels a request
+    by it."""
     for key in (ONE, TWO):
         headers = {**bearer(key), "X-Request-Id": "mine"}
         reply = watched.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)
@@ -392,7 +401,8 @@ def test_a_request_id_that_a_client_chooses_names_nothing(watched: Served) -> No
 
 
 def test_adapters_are_of_the_server(server: Served) -> None:
-    """An administrator loads them for every key, and no API key changes them."""
+    """Adapters belong to the server: an administrator loads them for every key, and no API key changes
+    them."""
     adapter = {"lora_name": "poems", "lora_path": "/adapters/poems"}
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         assert server.http.post(path, json=adapter, headers=bearer(ONE)).status_code == 401
@@ -420,7 +430,7 @@ def test_the_router_names_no_requests_to_several_tenants(
 
 ONE_AGAIN = "another-key-of-the-first"
 TENANTS = (f"{digest(ONE)} first", f"{digest(ONE_AGAIN)} first", digest(TWO))
-"""Two keys of one tenant, and a key that is a tenant alone."""
+"""Keys: two of one tenant, and one that is a tenant alone."""
 
 
 def test_keys_of_one_tenant_are_one_caller(generator: ScriptedGenerator, tmp_path: Path) -> None:
@@ -449,7 +459,7 @@ def test_open_requests_are_counted_by_key_and_not_by_tenant(generator: ScriptedG
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Iterator[Served]:
-    """A server of these keys with the real engine."""
+    """A server with these keys and the real engine."""
 
     async def start() -> Generator:
         settings = {"served_model_name": ["tiny"], "threads": 1, "num_blocks": 512}
@@ -486,7 +496,7 @@ def cached_tokens(reply: httpx.Response) -> int:
 def test_prefixes_are_those_of_one_tenant(
     engine: Served, send: Callable[[Served, str], httpx.Response]
 ) -> None:
-    """Neither is what one tenant sent found by another one's requests, nor the other way round."""
+    """A cached prefix is found only by requests of the tenant that sent it, in both directions."""
     replies = [send(engine, key) for key in (ONE, ONE, ONE_AGAIN, TWO, TWO, ONE)]
     first, again, same_tenant, other, other_again, last = map(cached_tokens, replies)
     assert first == other == 0
@@ -499,7 +509,7 @@ VECTORS: dict[str, dict[str, Any]] = {
     "/api/embed": {"input": "hi"}, "/api/embeddings": {"prompt": "hi"},
 }  # fmt: skip
 SALTED = {**REPEATED, **VECTORS}
-"""Routes that compute prompts, and a request to each."""
+"""Routes that compute prompts, and a request to each route."""
 
 
 async def vector_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
@@ -508,7 +518,8 @@ async def vector_script(prompt: list[int], params: SamplingParams) -> AsyncGener
 
 
 def takes_salt(route: str) -> bool:
-    """Whether requests may have a salt of their own. Ollama's API and rerank's have no such field."""
+    """Return whether requests to a route have a field for the cache salt. Ollama's API and rerank's have
+    none."""
     return route != "/v1/rerank" and not route.startswith("/api/")
 
 
@@ -557,7 +568,7 @@ def test_one_tenant_and_those_that_share_prefixes_have_no_salt(
 
 
 def test_without_keys_there_is_one_caller(generator: ScriptedGenerator, tmp_path: Path) -> None:
-    """A header that is not checked tells no callers apart."""
+    """Without keys, headers that look like keys do not distinguish callers, since they are not checked."""
     with scripted(generator, ApiSettings(batch_folder=str(tmp_path / "batches"))) as server:
         made_by = [{}, bearer(ONE), x_api_key(TWO)]
         names = [

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions as OpenAI's clients know it, on the real engine."""
+"""POST /v1/chat/completions behaves as OpenAI's clients expect, with the real engine."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""POST /v1/completions as OpenAI's client and vLLM's users know it, on the real engine."""
+"""POST /v1/completions behaves as OpenAI's client and vLLM's users expect, with the real engine."""
 
 from typing import Any
 
@@ -231,7 +231,7 @@ def test_usage_in_every_event_of_a_stream(server: Served) -> None:
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (1, 5)
     alone = events(server, max_tokens=2, stream_options={"continuous_usage_stats": True})
-    assert not any("usage" in event for event in alone)  # as in vLLM, it needs include_usage
+    assert not any("usage" in event for event in alone)  # As in vLLM, this option needs include_usage.
 
 
 def test_cached_tokens_are_told(server: Served) -> None:

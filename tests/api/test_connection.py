@@ -1,4 +1,4 @@
-"""Clients that send slowly, send too much, or do not read: each costs a bounded time and a bounded memory."""
+"""Clients that send slowly, send too much, or do not read cost the server limited time and memory."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def short_timeouts(generator: ScriptedGenerator) -> Iterator[Served]:
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Everything received until the server closes."""
+    """Return everything received until the server closes the connection."""
     got = b""
     try:
         while piece := client.recv(65536):
@@ -37,7 +37,8 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def dripped(client: socket.socket, data: bytes) -> bytes:
-    """Send a byte at a time, long enough apart that the whole never arrives in time; returns the reply."""
+    """Send one byte at a time, so slowly that the message is not complete within the time limit; return the
+    reply."""
     try:
         for number in range(len(data)):
             client.sendall(data[number : number + 1])
@@ -64,7 +65,7 @@ def test_a_request_that_does_not_arrive_in_time(
 ) -> None:
     with connected(short_timeouts) as client:
         client.sendall(at_once)
-        reply = dripped(client, slowly)  # which ends, as the server closes
+        reply = dripped(client, slowly)  # The connection ends, since the server closes it.
     head, _, body = reply.partition(b"\r\n\r\n")
     if reply or not slowly:  # a reset may overtake the reply while the client still sends
         assert head.startswith(b"HTTP/1.1 408 ")
@@ -81,8 +82,8 @@ def test_a_second_request_is_held_to_the_same(short_timeouts: Served) -> None:
 
 
 def test_thinking_time_is_the_clients_own(generator: ScriptedGenerator) -> None:
-    """The clock for sending stops when the request has come, however long its answer takes, and requests that
-    were sent ahead wait in order."""
+    """The time limit for sending ends when the request is complete, however long its answer takes. Pipelined
+    requests wait in order."""
 
     async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.sleep(3 * READ)
@@ -95,7 +96,8 @@ def test_thinking_time_is_the_clients_own(generator: ScriptedGenerator) -> None:
         with connected(server) as client:
             client.sendall(whole + last)
             assert read_all(client).count(b"HTTP/1.1 200 ") == 2
-        with connected(server) as client:  # half-closed: nothing more will come, but all has
+        # half-closed: the client sends nothing more, and its request is complete
+        with connected(server) as client:
             client.sendall(last)
             client.shutdown(socket.SHUT_WR)
             assert not read_all(client)
@@ -118,8 +120,8 @@ def test_headers_without_end(short_timeouts: Served) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_does_not_read_is_dropped(generator: ScriptedGenerator, stream: bool) -> None:
-    """The server stops taking from the engine when the connection's buffers are full, and after a while ends
-    the request."""
+    """When the connection's buffers are full, the server stops reading from the engine, and ends the request
+    after a timeout."""
     taken, ended = [], []
 
     async def endless(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
@@ -141,10 +143,10 @@ def test_a_client_that_does_not_read_is_dropped(generator: ScriptedGenerator, st
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         until(lambda: bool(ended))
         if stream:
-            assert ended[0] < 20_000  # tens of megabytes: what the sockets of this machine buffer
+            assert ended[0] < 20_000  # tens of megabytes: more than the sockets of this machine buffer
             until(lambda: server.metric("requests_total", finish_reason="abort") == 1)
         time.sleep(2 * WRITE)
-        assert len(read_all(client)) < 40_000_000  # the rest was thrown away with the connection
+        assert len(read_all(client)) < 40_000_000  # the remaining output was discarded with the connection
         assert server.http.get("/ping").status_code == 200
 
 

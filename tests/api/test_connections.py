@@ -1,4 +1,4 @@
-"""Connections are counted, in all and by address, below what the process can open."""
+"""Connections are limited in total and by address, below the number of files that the process can open."""
 
 import asyncio
 import logging
@@ -88,9 +88,9 @@ def narrow(generator: ScriptedGenerator) -> Iterator[Served]:
 
 def test_one_connection_too_many_is_told_to_retry(narrow: Served, caplog: pytest.LogCaptureFixture) -> None:
     address = ("127.0.0.1", httpx.URL(narrow.url).port or 0)
-    assert narrow.http.get("/health").status_code == 200  # one connection, which stays open
+    assert narrow.http.get("/health").status_code == 200  # one connection that stays open
     clients = [socket.create_connection(address, timeout=30) for _ in range(7)]
-    time.sleep(throttle.SECONDS)  # another test's server may have let such a line through just now
+    time.sleep(throttle.SECONDS)  # another test's server may have logged such a line just before
     with caplog.at_level(logging.WARNING):
         for _ in range(30):
             with socket.create_connection(address, timeout=30) as client:
@@ -132,7 +132,7 @@ def test_invalid_http_is_logged_once_a_second(narrow: Served, caplog: pytest.Log
 
 
 def test_pipelined_requests_are_all_answered(narrow: Served) -> None:
-    """Only a few are pending at a time; the rest is not read yet."""
+    """Only a few pipelined requests are pending at a time; the server does not read the others yet."""
     address = ("127.0.0.1", httpx.URL(narrow.url).port or 0)
     count = 400
     last = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -1,5 +1,5 @@
-"""Limits by the context's length: outputs are limited with a warning, and long prompts are refused in the
-words that clients look for."""
+"""Limits by the context's length: outputs are limited with a warning, and long prompts are refused with a
+message that clients recognize."""
 
 import json
 import re
@@ -68,7 +68,8 @@ def test_strict_fields_are_not_limited(
 def test_a_prompt_that_is_too_long_is_recognized_by_clients(
     hello: Served, route: str, short: Any, long: Any, limit: str, param: str | None
 ) -> None:
-    """OpenAI's code, and the words that agents look for, with the number of tokens and the maximum."""
+    """The error has OpenAI's code and the phrase that agents search for, with the number of tokens and the
+    maximum."""
     response = hello.post(route, **long, **{limit: 5})
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error")
@@ -96,7 +97,7 @@ def test_a_text_that_is_not_tokenized_is_recognized_too(hello: Served, route: st
 
 
 def test_a_streamed_response_fails_with_the_code_as_an_event(hello: Served) -> None:
-    """Codex shortens the conversation only if the error is an event."""
+    """The error is sent as an event, because Codex shortens the conversation only then."""
     response = hello.post("/v1/responses", input=LONG, stream=True)
     assert response.status_code == 200
     events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]

@@ -13,7 +13,7 @@ PREFLIGHT = {
 
 
 def test_a_page_of_another_site_cannot_submit_requests(generator: ScriptedGenerator) -> None:
-    """A plain form needs no preflight: it is the request itself that must be refused."""
+    """A plain form is sent without a preflight request, so the request itself must be refused."""
     with scripted(generator) as server:
         before = len(generator.submitted)
         headers = {"Origin": EVIL, "Content-Type": "text/plain"}
@@ -68,6 +68,6 @@ def test_a_star_allows_all(generator: ScriptedGenerator) -> None:
 def test_a_local_server_without_key_answers_to_local_names(
     generator: ScriptedGenerator, host: str, status: int
 ) -> None:
-    """A page whose name was made to point to 127.0.0.1 counts as same-origin."""
+    """Other host names are refused: a page whose DNS name was rebound to 127.0.0.1 counts as same-origin."""
     with scripted(generator, ApiSettings(local_only=True)) as server:
         assert server.http.get("/v1/models", headers={"Host": host}).status_code == status

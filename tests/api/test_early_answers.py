@@ -1,4 +1,5 @@
-"""Early answers to an open prompt stream: final if the prompt does not change, withdrawn if it does."""
+"""Early answers to an open prompt stream are final if the prompt does not change, and withdrawn if it
+does."""
 
 import asyncio
 import json
@@ -21,7 +22,7 @@ WITHDRAWN = "prompt_stream.withdrawn"
 
 @asynccontextmanager
 async def opened(server: Served, **fields: Any) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
-    """A connection, and the path of a stream that is answered early."""
+    """Yield a connection, and the path of a stream that is answered early."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         reply = await http.post("/v1/streams", json={"answer_early": True, **GREEDY, **fields})
         assert reply.status_code == 200, reply.text
@@ -38,7 +39,7 @@ async def edit(http: httpx.AsyncClient, path: str, version: int, **operation: An
 
 
 class Reader:
-    """Reads an early answer; `text` is the valid part of it."""
+    """Reads an early answer; `text` is the part that was not withdrawn."""
 
     def __init__(self, http: httpx.AsyncClient, path: str, **body: Any) -> None:
         self.text = ""
@@ -163,7 +164,8 @@ async def test_hanging_up_ends_the_stream(server: Served) -> None:
 async def test_the_text_is_that_of_the_final_prompt(
     server: Served, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Concurrent random scripts of edits; each early answer is read during the edits."""
+    """The final text equals the answer to the final prompt: each early answer is read while random edits
+    arrive."""
     count, rng = scale.pick(12, 120), random.Random(scale.seed + 2)
     withdrawn, limit = 0, asyncio.Semaphore(8)
 
@@ -176,7 +178,7 @@ async def test_the_text_is_that_of_the_final_prompt(
                 text, index = "".join(script.choices(WORDS, k=6)), script.randrange(len(chunks) + 1)
                 chunks.insert(index, text)
                 await edit(http, path, version, op="insert", index=index, text=text)
-                if version == 0 or script.random() < 0.5:  # at first: none may read a finished stream
+                if version == 0 or script.random() < 0.5:  # at first: a finished stream cannot be read
                     await asyncio.wait_for(reader.began.wait(), 60)
             assert (await http.post(f"{path}/finish", json={})).status_code == 200
             await reader.task

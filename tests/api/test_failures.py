@@ -133,7 +133,7 @@ def test_incidents_are_metrics_without_a_worker(generator: ScriptedGenerator) ->
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_a_disconnected_client_frees_its_requests(server: Served, stream: bool, prompts: int) -> None:
-    """The client requests thousands of tokens, and disconnects while the first are generated."""
+    """A client that requests thousands of tokens and disconnects after the first ones frees its sequences."""
     aborts = server.metric("requests_total", finish_reason="abort")
     tokens = server.metric("generation_tokens_total")
     body = json.dumps({"prompt": ["the quick"] * prompts, "max_tokens": 4000, "stream": stream})
@@ -148,7 +148,8 @@ def test_a_disconnected_client_frees_its_requests(server: Served, stream: bool, 
 
 
 def test_a_client_that_disconnects_before_the_first_token(generator: ScriptedGenerator) -> None:
-    """Nothing is being sent, so only the closed connection shows it."""
+    """A disconnection before the first token is noticed, although the server is sending nothing at that
+    time."""
     begun, closed = [], []
 
     async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:

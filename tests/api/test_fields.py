@@ -14,7 +14,7 @@ USER = {"role": "user", "content": PROMPT}
 
 
 def cached(server: Served, route: str, **body: Any) -> int:
-    """The cached tokens in the last event of a stream."""
+    """Return the number of cached tokens in the last event of a stream."""
     body |= {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 1}
     *_, last, _, _ = server.post(route, **body).text.split("\n\n")
     told = last.partition('"cached_tokens":')[2].split("}")[0]
@@ -94,7 +94,8 @@ def test_tokens_by_their_ids(server: Served, tokenizer: Tokenizer) -> None:
 
 
 def test_text_offsets_count_characters_not_bytes(server: Served, tokenizer: Tokenizer) -> None:
-    """Tokens that are parts of a character stand where it begins; those after it a character further."""
+    """Tokens that are parts of one character have its offset; the next token's offset is one character
+    further."""
     text = "é日🙂z"
     ids = [token for character in text for token in tokenizer.encode(character, False)]
     assert len(ids) > len(text)

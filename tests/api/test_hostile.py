@@ -33,7 +33,7 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": [' + "
     [
         (CHATS, b'{"messages": [' + b"{}," * (2 * MB) + b"{}]}", "65536 lists and objects"),
         (COMPLETIONS, b'{"prompt": [' + b"1," * MB + b"1]}", "524288 values"),
-        # Two limits are passed by one message: the chunks that arrive decide which one is noticed first.
+        # One message exceeds two limits; which limit is noticed first depends on the chunks that arrive.
         (CHATS, {"messages": [MESSAGE] * 150_000}, "which is the limit"),
         (CHATS, {"messages": [MESSAGE] * 65}, "at least 65 tokens > 64 maximum"),
         (CHATS, {"messages": [MESSAGE], "tools": [TOOL] * 120_000}, "65536 lists and objects"),
@@ -71,7 +71,7 @@ def test_what_is_too_much_is_refused_by_name(hello: Served, route: str, body: An
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     start = time.process_time()  # of the server too, which is a thread
     reply = hello.http.post(route, content=content)
-    assert time.process_time() - start < 10  # some took minutes
+    assert time.process_time() - start < 10  # some took minutes in earlier versions
     assert reply.status_code == 400, reply.text[:200]
     assert message in reply.json()["error"]["message"]
     until(lambda: hello.metric("memory_held_bytes") == 0)
@@ -87,7 +87,8 @@ def test_what_is_too_much_is_refused_by_name(hello: Served, route: str, body: An
     ],
 )
 def test_grammars_at_the_limit_are_converted_in_one_pass(hello: Served, grammar: str) -> None:
-    """Blank lines and comments were quadratic: 26 s for eight times as much as is accepted now."""
+    """Blank lines and comments take linear time. It was once quadratic: 26 s for eight times the accepted
+    size."""
     start = time.process_time()  # of the server too, which is a thread
     reply = hello.post(COMPLETIONS, prompt="a", guided_grammar=grammar)
     assert reply.status_code == 200, reply.text
@@ -95,7 +96,7 @@ def test_grammars_at_the_limit_are_converted_in_one_pass(hello: Served, grammar:
 
 
 def test_many_named_edits_are_found_quickly() -> None:
-    """1,024 operations on names among 16,384 chunks, of which each insertion moves the others."""
+    """1,024 operations find chunks by name among 16,384 chunks, although each insertion moves the others."""
     context = ContextVersion()
     for _ in range(MAX_CHUNKS // MAX_OPERATIONS):
         context, _ = context.edited([ChunkOperation(op="append", text="")] * MAX_OPERATIONS)
@@ -109,7 +110,8 @@ def test_many_named_edits_are_found_quickly() -> None:
 
 
 def test_legal_requests_at_the_limits_are_served(generator: ScriptedGenerator) -> None:
-    """A chat of as many messages as the context has tokens; a prompt that fills it; many tools."""
+    """Requests at the limits are served: a chat with one message for each token of the context, a prompt that
+    fills the context, and many tools."""
     wide = generator.replaced(
         model=msgspec.structs.replace(generator.model, max_model_len=8192),
         tokenizer=generator.tokenizer,
@@ -125,7 +127,7 @@ def test_legal_requests_at_the_limits_are_served(generator: ScriptedGenerator) -
 
 
 def test_prompt_scores_of_a_full_context_are_served_and_charged(generator: ScriptedGenerator) -> None:
-    """They are delivered whole, while other requests are answered."""
+    """Log-probabilities of a full context are delivered whole, while other requests are answered."""
     length, release = 2000, threading.Event()
     top = [LikelyToken(token, -0.5 * token) for token in range(64)]
 
@@ -160,7 +162,7 @@ def test_prompt_scores_of_a_full_context_are_served_and_charged(generator: Scrip
 
 
 def test_the_limit_of_containers_allows_real_tools() -> None:
-    """128 functions of a hundred parameters each."""
+    """128 functions with a hundred parameters each are within the limit."""
     parameters = {"properties": {f"p{n}": {"type": "string", "description": "x"} for n in range(100)}}
     tools = [
         {"type": "function", "function": {"name": f"f{n}", "parameters": parameters}} for n in range(128)

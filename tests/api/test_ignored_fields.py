@@ -1,5 +1,5 @@
-"""Fields without effect and unknown ones: taken, and named in a header, the debug log and a metric; refused
-if the operator wants that."""
+"""Unknown fields and fields without effect are accepted and named in a header, the debug log and a metric; a
+setting refuses them."""
 
 import logging
 from typing import Any
@@ -172,7 +172,8 @@ def test_values_that_ask_for_nothing_are_not_named(hello: Served) -> None:
 
 
 def test_the_header_is_safe_and_bounded(hello: Served) -> None:
-    """A client chooses the names: they may hold line breaks, quotes, letters of any alphabet, and be long."""
+    """The header is valid for any names that a client chooses: with line breaks, quotes, letters of any
+    alphabet, or very long."""
     names = ['a\r\nSet-Cookie: x="1"', "ü", "x" * 1000, *(f"field{number}" for number in range(40))]
     response = hello.post(COMPLETIONS, prompt="hi", **dict.fromkeys(names, 1))
     text = warning(response)

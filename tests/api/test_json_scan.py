@@ -1,4 +1,5 @@
-"""The JSON scan bounds what the decoder creates, wherever the text is split into pieces."""
+"""The JSON scan limits the number of objects that the decoder creates, however the text is split into
+pieces."""
 
 import json
 from collections import deque
@@ -22,7 +23,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def counted(value: Any) -> tuple[int, int, int]:
-    """Values and names, lists and objects, depth."""
+    """Return the counts of values and names, of lists and objects, and the depth."""
     if isinstance(value, dict):
         below = [counted(part) for part in value.values()]
         names = len(value)
@@ -90,7 +91,7 @@ def test_a_text_that_fits_is_decoded(character: str, ascii_only: bool) -> None:
     text = json.dumps({"a": ["b", character * limit, "c"] * 2}, ensure_ascii=ascii_only)
     scan = JsonScan(max_characters=limit)
     scan.feed(text.encode())
-    assert scan.decoded_bytes >= 2 * limit, "all of it was looked at"
+    assert scan.decoded_bytes >= 2 * limit, "the whole text was scanned"
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])

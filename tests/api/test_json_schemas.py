@@ -1,4 +1,4 @@
-"""Keywords of schemas that no grammar enforces."""
+"""Keywords of JSON schemas that no grammar enforces are reported."""
 
 import json
 from typing import Any
@@ -53,7 +53,7 @@ _TOKENIZER = LLTokenizer("byte")
 
 
 def nested(schema: Any, names: list[str]) -> tuple[Any, str]:
-    """A schema around `schema`, and the path from it."""
+    """Return a schema that contains `schema`, and the path to it."""
     path = ""
     for name in reversed(names):
         if name in ("properties", "$defs"):

@@ -1,4 +1,4 @@
-"""Values that real clients and models send: accepted where their meaning is plain."""
+"""Unusual values of real clients and models are accepted where their meaning is clear."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 
 class CheckingGenerator(ScriptedGenerator):
-    """A scripted generator that compiles grammars as the real one does."""
+    """A scripted generator that compiles grammars as the real generator does."""
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
         await GrammarCheck(compiler(self.tokenizer, 320, (3,)), 1 << 16, 600.0)(grammar, field)

@@ -1,4 +1,4 @@
-"""Limits on one request, and on all requests together."""
+"""Limits on a single request, and on all open requests together."""
 
 import asyncio
 import json
@@ -61,12 +61,12 @@ def test_a_whole_reply_holds_so_many_log_probabilities() -> None:
 
 
 def test_no_output_has_no_log_probabilities() -> None:
-    """A limit of 0 tokens is a limit: it does not count as the whole context."""
+    """A limit of 0 tokens is respected: it does not count as the whole context."""
     check_scores([SamplingParams(n=128, logprobs=64, max_tokens=0)] * 8, [10] * 8, 1 << 20, whole=True)
 
 
 def test_log_probabilities_of_prompts_count_too() -> None:
-    """A prompt of 8192 tokens may have all of them."""
+    """Log-probabilities of prompts count towards the limit; a prompt of 8192 tokens may have all of them."""
     one = SamplingParams(prompt_logprobs=64, max_tokens=1)
     check_scores([one], [8192], 8193, whole=True)
     for params, prompts in (([one] * 16, [2000] * 16), ([msgspec.structs.replace(one, n=4)], [8000])):
@@ -84,8 +84,8 @@ def test_a_stream_may_have_as_many_as_it_likes(generator: ScriptedGenerator) -> 
 
 
 def test_all_requests_together_hold_a_bounded_memory(generator: ScriptedGenerator) -> None:
-    """Requests hold what they were parsed to while they run. One more than there is memory for has to retry
-    later; a small one does not."""
+    """Requests hold memory for their parsed content while they run. A request beyond the limit is asked to
+    retry later; a small request still fits."""
     release = threading.Event()
 
     async def waits(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:

@@ -1,7 +1,7 @@
-"""No input of any route holds the event loop: other requests go on meanwhile.
+"""No input of any route blocks the event loop: other requests continue meanwhile.
 
-What counts is the processor time that the loop's thread takes for one callback: it does not depend on what
-else this machine does.
+The tests measure the processor time of the loop's thread in one callback, which does not depend on other
+programs.
 """
 
 import asyncio
@@ -29,13 +29,14 @@ from tests.api.serving import ScriptedGenerator, Served, served, until
 from tests.conftest import Scale
 
 BOUND = 0.25
-"""Seconds of processor time of one callback: some times what the slowest takes here, as other machines are
-slower; the inputs of which this test is the guard took seconds."""
+"""Maximum seconds of processor time in one callback: a few times the slowest measured value, as other
+machines are slower. The inputs that this test guards against took seconds."""
 
 
 @dataclass
 class Watched:
-    """A server whose loop's callbacks are measured: the longest one, in seconds of its thread's time."""
+    """A server whose event loop is measured: the longest callback, in seconds of its thread's processor
+    time."""
 
     server: Served | None = None
     thread: int = 0
@@ -57,7 +58,8 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A server with the real engine. As in a server's process, garbage collection leaves old objects out."""
+    """A measured server with the real engine. As in a server's process, garbage collection excludes old
+    objects."""
     found = Watched()
     folder = tmp_path_factory.mktemp("batches")
 
@@ -100,7 +102,7 @@ def test_no_input_holds_the_event_loop(
     LARGEST[route](watched.server, sizes)
     if route == "POST /admin/drain":
         watched.server.http.post("/admin/resume")
-    until(lambda: watched.callbacks > 1)  # the last one is counted after its reply has arrived
+    until(lambda: watched.callbacks > 1)  # The last callback is counted after its reply has arrived.
     record(milliseconds=math.ceil(1000 * watched.longest))
     assert watched.longest < BOUND, f"{watched.longest:.3f} s of the loop: {watched.what}"
 
@@ -108,7 +110,7 @@ def test_no_input_holds_the_event_loop(
 async def test_a_pause_is_measured() -> None:
     lag: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     measuring = asyncio.create_task(measure_lag(lag.set_result))
-    await asyncio.sleep(0)  # it waits from now on
+    await asyncio.sleep(0)  # the pause begins after this request
     time.sleep(3 * SECONDS)  # noqa: ASYNC251 (the pause)
     assert await lag > 1.9 * SECONDS
     measuring.cancel()

@@ -1,4 +1,4 @@
-"""The memory account: nothing is charged beyond the limit, and everything is released."""
+"""The memory account charges nothing beyond its limit, and releases every charge."""
 
 import random
 

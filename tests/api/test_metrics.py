@@ -34,7 +34,7 @@ VIEW = RouterView(
 
 
 def samples(server: Served) -> dict[str, float]:
-    """Every sample by its name and labels, once checked to be what Prometheus can parse."""
+    """Return every sample by its name and labels, after checking that Prometheus can parse them."""
     metrics = {}
     for family in text_string_to_metric_families(server.http.get("/metrics").text):
         for sample in family.samples:
@@ -56,7 +56,8 @@ def test_workers_and_their_machines(generator: ScriptedGenerator) -> None:
 
 
 def test_the_phases_of_a_request(generator: ScriptedGenerator) -> None:
-    """0.1 s in the queue, 0.2 s to compute the prompt, three more tokens 0.1 s apart."""
+    """The request waits 0.1 s in the queue, takes 0.2 s to compute its prompt, and gets three more tokens 0.1
+    s apart."""
 
     async def timed(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.sleep(0.3)
@@ -69,7 +70,8 @@ def test_the_phases_of_a_request(generator: ScriptedGenerator) -> None:
     with scripted(generator.replaced(script=timed)) as server:
         start = time.perf_counter()
         assert server.post("/v1/completions", prompt=[5, 6, 7], max_tokens=4).status_code == 200
-        whole = time.perf_counter() - start  # a busy machine makes each part longer, never longer than this
+        # On a busy machine each phase may take longer, but never longer than this.
+        whole = time.perf_counter() - start
         seconds = {
             "request_queue_time": (0.1, 0.1),
             "request_prefill_time": (0.2, whole - 0.4),

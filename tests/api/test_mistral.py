@@ -1,4 +1,4 @@
-"""Conversations with a model that has only Mistral's own tokenizer."""
+"""Conversations work with a model that has only Mistral's own tokenizer."""
 
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any

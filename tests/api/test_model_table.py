@@ -1,4 +1,4 @@
-"""One model or several, always loaded or on demand: all are served from the same table."""
+"""All models are served from the same table, whether one or several, always loaded or on demand."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -23,7 +23,7 @@ SETTINGS = ApiSettings(admin_key=[digest("admin")])
 
 @dataclass(frozen=True)
 class Served:
-    """A client of an application over the models a and b; `during` are the pool's users while b answered."""
+    """A client of an application with the models a and b; `during` has the pool's users while b answered."""
 
     http: httpx.AsyncClient
     pool: FakePool

@@ -1,4 +1,4 @@
-"""Requests whose model outputs are not finite: the error, and no effect on other requests."""
+"""A request whose model outputs are not finite gets an error, and other requests are unaffected."""
 
 import json
 from collections.abc import Iterator
@@ -56,21 +56,21 @@ def test_it_is_one_error_and_the_others_go_on(server: Served) -> None:
     for reply in replies[1::2]:
         assert reply.status_code == 500
         assert "not finite" in reply.json()["error"]["message"]
-    # At least: reports of what an earlier test did may arrive after `before` was read.
+    # A minimum: reports about an earlier test's requests may arrive after `before` was read.
     until(lambda: server.metric("corrupted_requests_total") >= before + len(replies[1::2]))
     assert "vllm:corrupted_requests_total" in server.http.get("/metrics").text
     assert server.http.get("/health").status_code == 200
 
 
 def test_a_stream_ends_with_an_error_event(server: Served) -> None:
-    """Here the bad token comes as an output: its first tokens are there already."""
+    """The bad token is generated as an output, so the stream has already sent tokens before the error."""
     fields = {"stream": True, "allowed_token_ids": [TOKEN], "max_tokens": 5}
     lines = ask(server, GOOD[0], **fields).text.split("\n\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     assert "choices" in events[0]
     assert "not finite" in events[-1]["error"]["message"]
     prompt = ask(server, GOOD[0], allowed_token_ids=[TOKEN], max_tokens=1)
-    assert prompt.status_code == 200, "its own prompt is sound"
+    assert prompt.status_code == 200, "the prompt alone has finite outputs"
 
 
 def test_log_probabilities_of_the_prompt_are_refused(server: Served) -> None:

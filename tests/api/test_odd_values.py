@@ -1,4 +1,4 @@
-"""Any value in any place of a request's body gets a reply: the server never fails to handle it."""
+"""The server replies to any value in any place of a request's body, without an internal error."""
 
 import copy
 import json
@@ -137,7 +137,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the place of each value inside of `value`."""
+    """Yield the path to each value inside `value`."""
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
             yield (*place, key)
@@ -176,7 +176,7 @@ async def test_odd_values(generator: ScriptedGenerator, scale: Scale, route: str
 
 
 async def check(client: httpx.AsyncClient, route: str, body: Any) -> None:
-    """Send a request; what is stored of it must be readable and continuable."""
+    """Send a request. If it is stored, the stored object can be read and continued."""
     response = await client.post(route, content=json.dumps(body))
     assert response.status_code < 500, (response.text, body)
     if route != "/v1/responses" or response.status_code != 200 or not response.json()["store"]:

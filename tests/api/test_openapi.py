@@ -1,4 +1,4 @@
-"""The API's description: every route with schemas of what it takes and answers, and a page of it."""
+"""The OpenAPI document describes the inputs and outputs of every route, and a page shows it."""
 
 from typing import Any
 
@@ -54,17 +54,18 @@ def description(server: Served) -> Any:
 
 
 def validate(value: Any, schema: dict[str, Any]) -> None:
-    """Check a value by a schema that is known to be one: `jsonschema.validate` checks it each time."""
+    """Validate a value against a schema that has been checked. (`jsonschema.validate` would check the schema
+    each time.)"""
     jsonschema.validators.validator_for(schema)(schema).validate(value)
 
 
 def schema_of(description: Any, content: Any) -> dict[str, Any]:
-    """A content's schema with what it refers to."""
+    """Return a content's schema with all referenced schemas."""
     return {**content["application/json"]["schema"], "components": description["components"]}
 
 
 def test_every_route_tells_what_it_takes_and_answers(description: Any) -> None:
-    """References lead somewhere, and examples are what their schema says."""
+    """Every reference is defined, and every example is valid for its schema."""
     for path, operations in description["paths"].items():
         for operation in operations.values():
             assert operation["summary"], path
@@ -86,9 +87,9 @@ def test_the_examples_work(server: Served, description: Any) -> None:
             example = operations["post"]["requestBody"]["content"]["application/json"]["examples"]["request"]
             if path in OF_VECTORS:
                 assert "--task" in server.post(path, **example["value"]).text
-                continue  # the model generates: tests/extras/pooling/test_embeddings.py
+                continue  # needs a model: tests/extras/pooling/test_embeddings.py
             if path in ("/v1/streams/{name}/answer", "/v1/batches"):
-                continue  # does not end before the prompt is finished; needs a file: test_batches.py
+                continue  # does not end before the prompt is finished; or needs a file: test_batches.py
             if path.endswith("_lora_adapter"):
                 continue  # needs an adapter: tests/test_lora.py
             if path == "/admin/workers":
@@ -133,7 +134,8 @@ def test_pages_are_as_described(server: Served, description: Any, path: str) -> 
     ],
 )
 def test_schemas_say_what_is_taken(description: Any, body: dict[str, Any], valid: bool) -> None:
-    """A null is a field left out, and fields that cannot be obeyed take what asks nothing."""
+    """A null value means that the field is left out. Fields that cannot have an effect accept only values
+    without effect."""
     schema = {"$ref": "#/components/schemas/ChatRequest", "components": description["components"]}
     assert jsonschema.Draft202012Validator(schema).is_valid(body) == valid
 
@@ -174,7 +176,7 @@ def test_every_field_of_a_request_is_explained() -> None:
 
 
 def test_the_page_shows_every_route_and_field(server: Served, description: Any) -> None:
-    """Without a file from elsewhere."""
+    """The page shows every route and field, and loads no file from elsewhere."""
     response = server.http.get("/docs")
     assert response.headers["content-type"].startswith("text/html")
     for path, methods in description["paths"].items():

@@ -1,4 +1,4 @@
-"""Routes other than generation: models, health, version, metrics."""
+"""The routes that do not generate: models, health, version, metrics."""
 
 import subprocess
 import sys
@@ -108,7 +108,7 @@ def test_metrics_of_the_real_engine(server: Served) -> None:
     server.post("/v1/completions", prompt="the quick", max_tokens=7)
     assert server.metric("generation_tokens_total") == before + 7
     assert 0 <= server.metric("kv_cache_usage_perc") <= 1
-    until(lambda: server.metric("steps_total") > 0)  # the worker reports after its last step
+    until(lambda: server.metric("steps_total") > 0)  # the worker's report arrives after its last step
 
 
 def test_two_servers_in_one_process_count_apart(generator: ScriptedGenerator) -> None:

@@ -1,4 +1,4 @@
-"""What a request's fields become for the engine."""
+"""HTTP fields become the parameters of the engine's request."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ DEFAULTS = {"temperature": 0.7, "top_k": 20}
 def submitted_by(
     generator: ScriptedGenerator, route: str, body: dict[str, Any], **settings: Any
 ) -> Submitted:
-    """The engine request of one HTTP request."""
+    """Return the engine request that one HTTP request submits."""
     watched = generator.replaced(submitted=[])
     with scripted(watched, ApiSettings(**settings)) as server:
         response = server.post(route, **body)

@@ -19,7 +19,7 @@ from tests.text.folders import byte_level_folder, sentencepiece_folder
 
 
 class RecordingTokenizer(Tokenizer):
-    """Records the thread of its last call."""
+    """A tokenizer that records the thread of its last call."""
 
     thread: threading.Thread | None = None
 
@@ -51,7 +51,7 @@ async def test_long_texts_are_tokenized_in_a_separate_thread(
 
 
 def offsets(tokenizer: Tokenizer, prompt: EncodedPrompt, skip: bool = True) -> list[int]:
-    """The offsets of a prompt, checked to be within the echo."""
+    """Return the offsets of a prompt's tokens, after checking that they are within the echo."""
     positions = list(prompt.offsets(tokenizer, skip))
     echo = prompt.echo(tokenizer, skip)
     assert positions == sorted(positions)

@@ -1,4 +1,4 @@
-"""Data that a connection has received: parsed a slice at a time, in turn with other connections."""
+"""Received data is parsed one slice at a time, in turn with other connections."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from streamserve.api.http.timer import Timer
 
 
 class Parser:
-    """A connection that parses slices of 4 bytes, `limit` at most."""
+    """A connection that parses slices of 4 bytes and buffers at most `limit`."""
 
     def __init__(self, slices: Slices, log: list[bytes], limit: int = 1000) -> None:
         self.received = ReceivedData(slices)
@@ -102,7 +102,8 @@ async def test_a_timer_that_is_started_twice_expires_once() -> None:
 
 
 async def test_a_closed_connection_is_freed_at_once() -> None:
-    """Its buffers may be large, and are no longer charged: they cannot wait for the garbage collector."""
+    """A closed connection does not wait for the garbage collector: its buffers may be large, and are no
+    longer charged."""
     parser = Parser(Slices(), [])
     parser.take(b"0123")
     parser.timer.start(parser.time_out)

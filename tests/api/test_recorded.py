@@ -1,4 +1,5 @@
-"""Requests as other makers' clients send them are served, whole or streamed, with no field refused.
+"""Requests in the form in which other vendors' clients send them are served, whole or streamed, with no field
+refused.
 
 Each file in recorded/ has one request: its client, path, headers and body, written from the client's public
 source. The model's name is replaced.

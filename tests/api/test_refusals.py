@@ -1,4 +1,5 @@
-"""Refused requests: the message and the field at fault. With strict fields, none is accepted and ignored."""
+"""A refused request gets a message that names the field at fault. Strict servers refuse every field without
+effect."""
 
 import json
 from pathlib import Path
@@ -234,7 +235,7 @@ def test_a_model_without_chat_template(generator: ScriptedGenerator, tmp_path: P
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_the_engine_refuses(server: Served, stream: bool) -> None:
-    """Refusals come before anything is sent, so also a stream has the right status."""
+    """Requests are refused before anything is sent, so a stream has the right status too."""
     limit = server.llm.model.max_model_len
     error = refused(server.post(COMPLETIONS, prompt=[65] * (limit + 1), max_tokens=1, stream=stream))
     assert (error["param"], f"{limit + 1} tokens" in error["message"]) == ("prompt", True)
@@ -243,7 +244,8 @@ def test_what_the_engine_refuses(server: Served, stream: bool) -> None:
 
 
 def test_one_refused_prompt_refuses_them_all(server: Served) -> None:
-    """The first and the last would fit."""
+    """If one prompt of a request is too long, the whole request is refused, although the other prompts would
+    fit."""
     prompts = [[65] * 4, [65] * server.llm.model.max_model_len, [65] * 4]
     error = refused(server.post(COMPLETIONS, prompt=prompts, max_tokens=3000))
     assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")

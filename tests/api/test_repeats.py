@@ -1,4 +1,4 @@
-"""Requests that are repeated with an Idempotency-Key get the same text, of another server too."""
+"""Requests that are repeated with an Idempotency-Key get the same text, also from another server."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ ROUTES = pytest.mark.parametrize("route", BODIES)
 @ROUTES
 def test_the_key_chooses_the_seed_unless_the_body_has_one(generator: ScriptedGenerator, route: str) -> None:
     seeds = []
-    for _ in range(2):  # a server, and one that was started after it
+    for _ in range(2):  # two servers, one started after the other
         watched = generator.replaced(submitted=[])
         with scripted(watched) as server:
             for key in ("a", "b", None):
@@ -32,16 +32,16 @@ def test_the_key_chooses_the_seed_unless_the_body_has_one(generator: ScriptedGen
     assert seeds[0][:2] == seeds[1][:2]
     assert seeds[0][0] != seeds[0][1]
     assert None not in seeds[0][:2]
-    assert seeds[0][2] is None, "without a key the seed is left to the engine"
+    assert seeds[0][2] is None, "without an idempotency key the engine chooses the seed"
     assert seeds[0][3] == 7
     keys = [submitted.options.idempotency_key for submitted in watched.submitted]
-    assert keys == ["/a", "/b", "", "/a"], "the engine keeps outputs by the key"
+    assert keys == ["/a", "/b", "", "/a"], "the engine stores outputs by idempotency key"
 
 
 @ROUTES
 def test_the_same_key_of_another_client_is_another_key(generator: ScriptedGenerator, route: str) -> None:
-    """What is kept of the request of one is not found by the other, though the text would be the same: how
-    soon it comes would tell one client what another has asked."""
+    """A stored output is not found by another client's request with the same key: a faster reply would reveal
+    what the first client has asked."""
     watched = generator.replaced(submitted=[])
     with scripted(watched, ApiSettings(api_key=(digest("one"), digest("two")))) as server:
         for client in ("one", "two", "one"):

@@ -1,4 +1,4 @@
-"""Replies that repeat their prompts in each choice: encoded in parts, within a limit."""
+"""Replies that repeat their prompts in each choice are encoded in parts, within a size limit."""
 
 import msgspec
 import pytest

@@ -17,7 +17,8 @@ PREFIX = re.compile(r"req-[0-9a-f]{24}")
 
 
 class Lines(logging.Handler):
-    """Keeps formatted lines, made where they are logged, so in the context of their request."""
+    """A log handler that stores formatted lines. They are formatted when logged, in the context of their
+    request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[list[dict[str, object]]]:
-    """What the server logs meanwhile, access included."""
+    """Collect what the server logs during the block, access logs included."""
     handler, root, access = Lines(), logging.getLogger(), logging.getLogger(ACCESS)
     level = access.level
     root.addHandler(handler)
@@ -65,7 +66,7 @@ def test_access_is_logged_with_the_id_and_without_the_query(
 ) -> None:
     hello.http.get("/v1/models/none%0Aforged?secret=1", headers={"X-Request-Id": "trace-1"})
 
-    def lines() -> list[dict[str, object]]:  # those of requests before may still come
+    def lines() -> list[dict[str, object]]:  # log lines of earlier requests may still arrive
         return [line for line in logged if (line["logger"], line.get("request_id")) == (ACCESS, "trace-1")]
 
     until(lambda: bool(lines()))

@@ -5,7 +5,7 @@ import pytest
 from tests.api.serving import ON_PAIRS, Served
 
 
-@pytest.mark.skipif(ON_PAIRS, reason="of one worker")
+@pytest.mark.skipif(ON_PAIRS, reason="the expected report has a single worker")
 def test_a_request_is_listed_with_its_candidates(server: Served) -> None:
     reply = server.post("/v1/completions", prompt=[5, 6, 7], max_tokens=2)
     shown = server.http.get("/v1/router").json()

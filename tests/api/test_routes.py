@@ -1,4 +1,4 @@
-"""Routes as data: the router and the OpenAPI document are made from the same tables."""
+"""Routes are data: the router and the OpenAPI document are made from the same tables."""
 
 import re
 import subprocess
@@ -72,7 +72,7 @@ async def test_an_endpoint_serves_the_methods_of_its_route_with_its_context() ->
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/v1/streams/x"])
 def test_methods_that_a_route_lacks_are_refused(hello: Served, path: str) -> None:
-    """HEAD is one of them, though Starlette would add it."""
+    """Methods that a route lacks are refused, including HEAD, which Starlette would add."""
     assert hello.http.head(path).status_code == 405
     assert refused(hello.http.put(path), 405)["message"] == f"{path} does not take PUT"
 

@@ -1,4 +1,4 @@
-"""Listening, and leaving when told to."""
+"""The server listens on its address, and ends when it receives a signal."""
 
 import asyncio
 import signal
@@ -98,7 +98,7 @@ def folder(tmp_path: Path) -> Path:
 
 @contextmanager
 def started(folder: Path, grace: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, where signals are delivered."""
+    """Start a server in a separate process, which can receive signals."""
     command = [sys.executable, "-c", PROGRAM, str(folder), str(grace)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -113,7 +113,8 @@ def assert_clean(process: subprocess.Popen[str]) -> None:
 
 
 def test_while_it_drains_it_tells_newcomers_and_a_second_signal_ends_it_at_once(folder: Path) -> None:
-    """The open request would take ten seconds, and has thirty."""
+    """While draining, new requests are refused with an explanation. A second signal ends the server at once,
+    although the open request has 30 seconds left."""
     with started(folder, 30) as (process, url):
         body = {"prompt": "hi", "max_tokens": 200, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
@@ -125,7 +126,7 @@ def test_while_it_drains_it_tells_newcomers_and_a_second_signal_ends_it_at_once(
             assert refused.status_code == 503
             assert 25 <= int(refused.headers["Retry-After"]) <= 30
             assert "draining" in refused.json()["error"]["message"]
-            assert next(line for line in lines if line).startswith("data: {")  # the open one goes on
+            assert next(line for line in lines if line).startswith("data: {")  # the open request continues
             process.send_signal(signal.SIGTERM)
             rest = "".join(lines)
         assert process.wait(timeout=20) == 0
@@ -137,7 +138,7 @@ def test_a_second_signal_with_nothing_open_logs_no_error(folder: Path) -> None:
     with started(folder, 30) as (process, url):
         assert httpx.get(f"{url}/ping").is_success
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.03)  # two that are pending at once are one; the server looks every 0.1 s
+        time.sleep(0.03)  # Two signals that are pending at once count as one; the server polls every 0.1 s.
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
         assert process.stdout is not None
@@ -150,7 +151,7 @@ def test_a_second_signal_with_nothing_open_logs_no_error(folder: Path) -> None:
     ("number", "grace", "complete"), [("SIGTERM", 30, True), ("SIGINT", 30, True), ("SIGTERM", 0, False)]
 )
 def test_a_signal_ends_it_after_its_requests(folder: Path, number: str, grace: int, complete: bool) -> None:
-    """Open requests have the time of grace to end, and the caller of `serve` cleans up afterwards."""
+    """Open requests have the grace period to end, and the caller of `serve` can clean up afterwards."""
     with started(folder, grace) as (process, url):
         body = {"prompt": "hi", "max_tokens": 20, "stream": True}
         text = ""

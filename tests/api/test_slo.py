@@ -160,7 +160,7 @@ def test_the_real_engine_refuses_what_it_could_not_meet_and_serves_the_rest(chec
 
     with served(start, ApiSettings()) as server:
         body = {"prompt": "hi", "max_tokens": 8, "ignore_eos": True}
-        assert server.post("/v1/completions", **body).status_code == 200, "and steps were timed"
+        assert server.post("/v1/completions", **body).status_code == 200, "steps were timed"
         refused = server.post("/v1/completions", **body, slo={"tpot_ms": 1e-6, "ttft_ms": 60_000})
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0

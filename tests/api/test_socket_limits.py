@@ -1,4 +1,5 @@
-"""WebSockets within the memory account: unfinished messages, fragments, tiny frames, and a read timeout."""
+"""WebSockets are limited by the memory account: unfinished messages, fragments and tiny frames. Reading has a
+timeout."""
 
 import socket
 import threading
@@ -37,7 +38,7 @@ def websocket(server: Served) -> Iterator[socket.socket]:
 
 
 def closed(client: socket.socket) -> tuple[int, str]:
-    """The code and the reason with which the server closes."""
+    """Return the code and the reason with which the server closes the connection."""
     got = b""
     try:
         while piece := client.recv(65536):
@@ -64,7 +65,7 @@ def test_an_unfinished_message_is_charged_and_released(small: Served) -> None:
 def test_messages_that_there_is_no_memory_for_are_closed(small: Served) -> None:
     with websocket(small) as one, websocket(small) as other:
         one.sendall(frame(b"a" * (2 * MB), length=3 * MB))
-        until(lambda: charged_bytes(small) >= 4 * MB)  # there will be a copy of it
+        until(lambda: charged_bytes(small) >= 4 * MB)  # the parser will copy it
         other.sendall(frame(b"a" * (2 * MB), length=3 * MB))
         code, reason = closed(other)
         assert (code, "max_memory_bytes" in reason or "limit of all" in reason) == (1013, True)

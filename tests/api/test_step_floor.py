@@ -1,4 +1,4 @@
-"""Metrics of the step floor, the lower bound of the step time on a profiled machine."""
+"""Metrics report the step floor, the lower bound of the step time on a profiled machine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Prompt streams: many at once, expired, abandoned, edited concurrently, or open during a drain."""
+"""Prompt streams may be numerous, expire, be abandoned, be edited concurrently, or be open during a drain."""
 
 import asyncio
 import random
@@ -25,21 +25,21 @@ from tests.reports import newer_reports
 
 TTL = 3.0
 MAX_STREAMS = 96
-"""Streams at once; an expired stream keeps its slot for TTL seconds."""
+"""Maximum number of open streams. An expired stream occupies its slot for TTL seconds."""
 SHORT = {"max_position_embeddings": 512}
 ADMIN_PREFIX = "an-admin-key-of-some-length"
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Little memory."""
+    """A server with little memory."""
     with little_memory(make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The same, as a stream pair."""
+    """A server with little memory that runs a stream pair."""
     folder = make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)
     with little_memory(folder, {"pairs": 1}) as running:
         yield running
@@ -47,7 +47,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def expiring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Little memory, and streams expire soon."""
+    """A server with little memory where streams expire soon."""
     folder = make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)
     with little_memory(folder, max_streams=MAX_STREAMS, stream_ttl=TTL) as running:
         yield running
@@ -56,7 +56,7 @@ def expiring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def little_memory(
     folder: Path, pools: dict[str, Any] | None = None, **settings: Any
 ) -> AbstractContextManager[Served]:
-    """A server of the real engine, which preempts now and then."""
+    """A server with the real engine and so little memory that it preempts now and then."""
     model = {"served_model_name": ["tiny"], "threads": 1, "num_blocks": 96, "preempt_every": 7}
 
     async def start() -> Generator:
@@ -71,11 +71,12 @@ def little_memory(
 
 
 class StreamExpired(Exception):
-    """The stream was edited too late: on a busy machine an edit may take longer than it lives."""
+    """Raised if a stream expired before an edit, since an edit may take longer than the stream's lifetime on
+    a busy machine."""
 
 
 async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields: Any) -> tuple[str, str, int]:
-    """A stream after a random script of edits: its id, its context and its version."""
+    """Open a stream and apply random edits to it; return its id, its context and its version."""
     reply = await http.post("/v1/streams", json=fields)
     assert reply.status_code == 200, reply.text
     name, version = reply.json()["id"], 0
@@ -110,10 +111,11 @@ async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields:
 def test_texts_equal_those_of_complete_prompts(
     where: str, request: pytest.FixtureRequest, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Concurrent random scripts of edits, with little memory and forced preemptions."""
+    """Texts equal the answers to complete prompts, with concurrent random edits, little memory and forced
+    preemptions."""
     small: Served = request.getfixturevalue(where)
     count, rng = scale.pick(12 if where == "small" else 6, 160), random.Random(scale.seed)
-    until(lambda: small.llm.report() is not None)  # a server that has just started
+    until(lambda: small.llm.report() is not None)  # for a server that has just started
     preempted = small.llm.report().preemptions
 
     async def one(http: httpx.AsyncClient, seed: int, limit: asyncio.Semaphore) -> None:
@@ -149,8 +151,8 @@ def test_texts_equal_those_of_complete_prompts(
 def test_abandoned_streams_leave_nothing(
     quarter: int, expiring: Served, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Left open, deleted, hung up on while edited or answered: in the end no resources are held. Of the
-    10,000 of a full run each quarter can be run by itself."""
+    """Streams that are left open, deleted, or disconnected while edited or answered hold no resources in the
+    end. A full run has 10,000 streams, in quarters that can be run separately."""
     if quarter and not scale.full:
         pytest.skip("a small run has one quarter")
     count, rng = scale.pick(40, 1000), random.Random(scale.seed + 1 + quarter)
@@ -205,7 +207,8 @@ def test_abandoned_streams_leave_nothing(
 
 
 def test_edits_at_the_same_time(small: Served) -> None:
-    """Of edits for the same version one is applied; the others get the current version in an error."""
+    """Of concurrent edits to the same version only one is applied; the others get an error with the current
+    version."""
 
     async def main() -> tuple[list[httpx.Response], dict[str, Any]]:
         async with httpx.AsyncClient(base_url=small.url, timeout=60) as http:
@@ -266,11 +269,12 @@ def test_an_idle_stream_does_not_keep_a_draining_server_waiting(
         assert server.http.patch(f"/v1/streams/{name}", json=body).status_code == 200
         assert open_requests() == 1, "in use again"
         assert server.http.post(f"/v1/streams/{name}/finish", json={}).status_code == 200
-        assert open_requests() == 0, "its end is not waited for"
+        assert open_requests() == 0, "a finished stream stops counting at once"
 
 
 def test_all_streams_together_hold_a_bounded_memory(generator: ScriptedGenerator) -> None:
-    """A stream holds its chunks, their text as a whole and the tokens until it ends."""
+    """An open stream holds memory for its chunks, their joined text and its tokens. All streams together are
+    limited."""
     wide = generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
     with scripted(wide, ApiSettings(max_memory_bytes=80 << 20)) as server:
         names = [server.http.post("/v1/streams", json={}).json()["id"] for _ in range(4)]

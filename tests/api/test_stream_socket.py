@@ -1,4 +1,5 @@
-"""Prompt streams over one WebSocket: the bodies of the routes, many concurrent streams."""
+"""Prompt streams over a single WebSocket: messages have the bodies of the HTTP routes, and many streams may
+be open."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Prompts that arrive in chunks over HTTP: answered like complete prompts."""
+"""Prompts that arrive in chunks over HTTP are answered like complete prompts."""
 
 import json
 import time
@@ -51,7 +51,7 @@ def events(reply: httpx.Response) -> list[dict[str, Any]]:
 
 
 def without_names(reply: httpx.Response) -> dict[str, Any]:
-    """The fields that are equal for repeated requests."""
+    """Return a response without its ids, so that repeated requests can be compared."""
     body = dict(reply.json())
     body.pop("id")
     body.pop("created")
@@ -140,7 +140,7 @@ def test_the_context_is_computed_before_it_is_finished(server: Served) -> None:
 
 
 def test_the_time_until_a_first_chunk_came_is_no_part_of_the_queue(server: Served) -> None:
-    """The queue time of a prompt counts from its finish."""
+    """The queue time of a prompt counts from its finish, so waiting for the first chunk does not count."""
 
     def seconds(of: str) -> float:
         return server.metric(f"{of}_seconds_sum")

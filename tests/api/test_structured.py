@@ -1,5 +1,4 @@
-"""Output formats (response_format and others) on the real engine: the answer has the format, and errors name
-the field."""
+"""With response_format and similar fields the answer has the requested format, and errors name the field."""
 
 import json
 import re
@@ -75,7 +74,8 @@ def test_other_formats_are_followed(server: Served, fields: dict[str, Any], patt
 
 
 def test_any_object_will_do(server: Served) -> None:
-    """Keys and strings may be as long as the model likes: with a limit the answer is the beginning of one."""
+    """Keys and strings may have any length, so with a token limit the answer is the beginning of an
+    object."""
     text, finish = answer(server, response_format={"type": "json_object"}, max_tokens=60, temperature=0.0)
     assert text.startswith("{")
     if finish == "stop":
@@ -102,10 +102,9 @@ def test_the_openai_client_parses_it(server: Served) -> None:
 
 
 def test_with_other_wishes(server: Served) -> None:
-    assert (
-        answer(server, guided_regex="ab?", min_tokens=20, ignore_eos=False)[0] == "ab"
-    )  # the form comes first
-    assert answer(server, guided_regex="a{1,50}", min_tokens=20)[0] == "a" * 50  # and ends only if it must
+    # The format takes precedence over min_tokens, and the answer ends only where the format requires it.
+    assert answer(server, guided_regex="ab?", min_tokens=20, ignore_eos=False)[0] == "ab"
+    assert answer(server, guided_regex="a{1,50}", min_tokens=20)[0] == "a" * 50
     assert len(answer(server, guided_regex="a{1,50}", min_tokens=20, ignore_eos=False)[0]) >= 20
     assert answer(server, guided_regex="ab*c", stop=["c"])[0].startswith("a")
     assert answer(server, guided_regex="a{50}", max_tokens=7) == ("a" * 7, "length")

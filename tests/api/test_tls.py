@@ -1,4 +1,4 @@
-"""HTTPS by real clients: the API, streams, WebSockets; clients that do not speak it cost nothing."""
+"""Real clients use the API, streams and WebSockets over HTTPS. Clients that do not speak TLS cost nothing."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize have the same bodies as in vLLM."""
 
 from pathlib import Path
 from typing import Any

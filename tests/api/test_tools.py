@@ -1,4 +1,5 @@
-"""Tools as OpenAI's client uses them: rendered by the template, called by the model or by force, streamed."""
+"""Tools work as OpenAI's client expects: the template renders them, the model calls them freely or by force,
+and calls are streamed."""
 
 import json
 import re
@@ -79,7 +80,7 @@ def test_a_named_function_is_called(server: Served, seed: int) -> None:
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_call_is_made_where_one_is_required(server: Served, parallel: bool) -> None:
     counts = []
-    for seed in range(16 if parallel else 4):  # which give several depends on llguidance
+    for seed in range(16 if parallel else 4):  # The number of calls depends on llguidance.
         reply = create(
             server, tools=[TIME, WEATHER], tool_choice="required", parallel_tool_calls=parallel, seed=seed,
             max_tokens=3000,
@@ -116,7 +117,7 @@ def test_a_random_model_follows_the_grammar_of_strict_functions(server: Served) 
     free = create(server, tools=[WEATHER], max_tokens=40).choices[0].message
     assert "\ufffd" in free.content
     assert len(message.content) > 5
-    assert "\ufffd" not in message.content.rstrip("\ufffd")  # the grammar's text is always Unicode
+    assert "\ufffd" not in message.content.rstrip("\ufffd")  # The grammar's text is always valid Unicode.
 
 
 def test_a_stream_of_a_call_makes_up_the_whole(server: Served) -> None:
@@ -181,7 +182,8 @@ def test_a_stop_token_within_a_call_leaves_no_call_to_run(talker: ScriptedGenera
 
 
 def test_one_event_of_a_stream_has_its_parts_in_their_order(talker: ScriptedGenerator) -> None:
-    """A text after a call is in another event: clients read the text of an event before its calls."""
+    """Text after a tool call is sent in a separate event, because clients read an event's text before its
+    calls."""
     with scripted(talker.replaced(script=says(CALL[:-15], CALL[-15:] + "Done."))) as server:
         events = [event.choices[0] for event in create(server, tools=[WEATHER], stream=True)]
     with_calls = [bool(event.delta.tool_calls) for event in events]
@@ -242,7 +244,8 @@ def test_a_required_call_cut_short_leaves_no_text(talker: ScriptedGenerator, pie
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_an_event_has_one_entry_for_each_call(talker: ScriptedGenerator, choice: Any) -> None:
-    """LangChain loses the arguments of a second entry with the same index."""
+    """A call has one entry in each event: LangChain loses the arguments of a second entry with the same
+    index."""
     arguments = '{"city": "Rome", "days": 2}'
     text = (
         arguments if isinstance(choice, dict) else f'[{{"name": "get_weather", "parameters": {arguments}}}]'
@@ -262,7 +265,7 @@ def test_a_format_beside_tools_is_that_of_answers_without_calls(talker: Scripted
         schemas = json.loads(server.llm.submitted[-1].params.grammar.text)["schemas"]
         assert schemas["answer"] == {"enum": ["glad"]}
         create(server, tools=[WEATHER], response_format=format, tool_choice="required")
-        assert "glad" not in server.llm.submitted[-1].params.grammar.text  # there is no other answer
+        assert "glad" not in server.llm.submitted[-1].params.grammar.text  # no other answer is possible
 
 
 def test_a_model_writes_calls_or_the_format(server: Served) -> None:
@@ -270,7 +273,7 @@ def test_a_model_writes_calls_or_the_format(server: Served) -> None:
     for seed in range(3):
         fields: Any = {"tools": [TIME], "response_format": format, "max_tokens": 40}
         message = create(server, **fields, seed=seed).choices[0].message
-        called = message.tool_calls or "<tool_call>" in message.content  # perhaps cut short
+        called = message.tool_calls or "<tool_call>" in message.content  # may be truncated
         assert called or message.content in ('"glad"', '"sad"')
 
 
@@ -308,7 +311,7 @@ def test_thoughts_come_apart_from_the_answer(talker: ScriptedGenerator) -> None:
         quiet = create(server, extra_body={"include_reasoning": False}).choices[0].message
         assert (quiet.content, getattr(quiet, "reasoning_content", None)) == ("Yes.", None)
         closed = create(server, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
-        message = closed.choices[0].message  # the model reasons although that was disabled
+        message = closed.choices[0].message  # The model reasons although reasoning was disabled.
         assert (message.reasoning_content, message.content) == ("So what?", "Yes.")
 
 
@@ -321,7 +324,7 @@ def test_a_form_begins_behind_the_thought(talker: ScriptedGenerator) -> None:
 
 
 def past_call(arguments: Any) -> dict[str, Any]:
-    """A message with a call of the model."""
+    """Return a message with a tool call of the model."""
     return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
 
 
@@ -368,7 +371,8 @@ def function(name: str, parameters: Any, **fields: Any) -> Any:
 
 
 def test_annotations_of_a_function_that_is_not_strict(server: Served) -> None:
-    """They are left out of the grammar of a required call, and named."""
+    """Annotations of a function that is not strict are left out of the grammar for a required call, and
+    named."""
     tags = {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3, "uniqueItems": True}
     schema = {
         "type": "object",
@@ -455,7 +459,7 @@ FAMILIES = {
         '{"city": "Rome", "days": 2}<|call|>',
     ),
 }
-"""What a family's template has, and a call."""
+"""For each model family: a feature of its template, and a call in its format."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,5 @@
-"""Unsupported routes of other servers' APIs, and paths with mistakes: the error says what to use instead."""
+"""Unsupported routes of other servers' APIs and misspelled paths get an error that says what to use
+instead."""
 
 from collections.abc import Callable
 from typing import Any

@@ -32,7 +32,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days
 
 
 def says(*pieces: str, finish: Any = "stop") -> Script:
-    """A model that says these pieces."""
+    """Return a model that generates these pieces."""
 
     async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for choice in range(params.n):

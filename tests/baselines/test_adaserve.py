@@ -34,8 +34,8 @@ def random_tree(rng: random.Random) -> TokenTree:
 
 
 def brute_force(forest, requirements, budget) -> float | None:
-    """Return the most expected tokens of at most `budget` nodes with every requirement met; None if there are
-    none."""
+    """Return the largest number of expected tokens of at most `budget` nodes that meet every requirement;
+    None if no choice does."""
     totals = [
         sum(expected(tree, nodes) for tree, nodes in zip(forest, selected, strict=True))
         for selected in product(*map(subtrees, forest))
@@ -52,7 +52,8 @@ def test_algorithm_1_is_optimal_and_invalid_exactly_when_nothing_is_feasible(sca
     rng, cases, invalid = random.Random(scale.seed), scale.pick(50, 1500), 0
     for _ in range(cases):
         forest = [random_tree(rng) for _ in range(rng.randint(1, 3))]
-        # Sums of the same numbers in another order differ in their last bit: requirements avoid them.
+        # Sums of the same numbers in another order differ in their last bit, so requirements are never equal
+        # to such sums.
         requirements = [rng.choice((-inf, 0.0, rng.uniform(0.5, 4.0))) for _ in forest]
         budget = rng.randint(0, 12)
         best, result = brute_force(forest, requirements, budget), optimal(forest, requirements, budget)
@@ -82,7 +83,7 @@ def test_selections_are_connected_and_within_the_budget(forest, left, data) -> N
     as_published = customized(forest, requirements, left, as_published=True)
     assert all(connected(tree, nodes) for tree, nodes in zip(forest, as_published, strict=True))
     assert sum(len(nodes) - 1 for nodes in as_published) <= left + 1, (
-        "as published, it spends one more than the budget"
+        "the published algorithm spends one more than the budget"
     )
 
 

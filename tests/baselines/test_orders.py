@@ -1,4 +1,5 @@
-"""Orders by name: what all have in common, what each puts first, and the batch size that a target allows."""
+"""Properties of every service order, what each order puts first, and the batch size that a latency target
+allows."""
 
 from math import inf
 
@@ -63,7 +64,8 @@ def test_prompt_streams_are_served_by_edit_stability() -> None:
 
 @given(order=st.sampled_from(tuple(ORDERS)), requests=requests, now=times)
 def test_ranking_does_not_depend_on_the_other_candidates(order, requests, now) -> None:
-    """Otherwise two sequences could take each other's memory in turns."""
+    """The ranking of two sequences does not depend on the others; otherwise they could take each other's
+    memory in turns."""
     ranked = rank(ORDERS[order], requests, now)
     without = requests[:-1]
     assert [i for i in ranked if i < len(without)] == rank(ORDERS[order], without, now)

@@ -1,4 +1,4 @@
-"""Routers by name: what all have in common, and what those to compare with choose."""
+"""Properties of every router, and the choices of the published routers."""
 
 from collections import Counter
 
@@ -83,10 +83,10 @@ def test_slo_classes_use_separate_pipelines() -> None:
     for tpot, slo_class in ((0.01, 0), (0.02, 0), (0.021, 1), (0.05, 1), (9.0, 2), (None, 2)):
         chosen = {router(Arrival(10, tpot=tpot), six, turn).chosen for turn in range(6)}
         assert chosen == ({0} if slo_class == 0 else {slo_class, slo_class + 3}), (
-            "the fewest requests of its candidates"
+            "the candidate with the fewest requests"
         )
     two = [router(Arrival(10, tpot=tpot), six[:2], 0).chosen for tpot in (0.01, 0.03, None)]
-    assert two == [0, 1, 0], "with fewer candidates than classes, some share"
+    assert two == [0, 1, 0], "classes share candidates if there are fewer candidates"
 
 
 def test_routers_are_read_by_name_and_flowguard_with_its_weights() -> None:

@@ -1,4 +1,4 @@
-"""Every policy by name: what it requests and verifies stays within the limits."""
+"""Every speculation policy requests and verifies draft tokens within the limits."""
 
 import pytest
 from hypothesis import given

@@ -81,7 +81,8 @@ def test_corrected_stores_rates_from_the_first_one_on() -> None:
 
 
 def test_corrected_takes_no_rate_of_a_few_draft_tokens() -> None:
-    """The rates of one stream vary from step to step though its acceptance is constant."""
+    """The corrected form ignores acceptance rates of few draft tokens: they vary from step to step, even at
+    constant acceptance."""
     flow = Flow()
     for step in range(4 * SAMPLE):
         _, flow = corrected(outlook(accepted=4 * (step % 2), tested=2 + 2 * (step % 2)), flow)

@@ -1,4 +1,5 @@
-"""A recorded draft replayed in virtual time: it matches where it matched, at the cost of its passes."""
+"""A recorded draft is replayed in virtual time: it matches at the recorded positions, and costs its
+passes."""
 
 from pathlib import Path
 
@@ -72,7 +73,9 @@ def test_matching_nodes_are_accepted_and_save_time() -> None:
 
 def test_a_step_takes_what_drafting_and_verifying_take() -> None:
     counters, end = serve("fixed:2")
-    assert abs(counters.draft_seconds - 0.01 * round(counters.draft_seconds / 0.01)) < 1e-9, "a pass a level"
+    assert abs(counters.draft_seconds - 0.01 * round(counters.draft_seconds / 0.01)) < 1e-9, (
+        "one pass for each level"
+    )
     assert end > counters.draft_seconds
 
 

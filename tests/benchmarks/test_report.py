@@ -1,4 +1,4 @@
-"""A benchmark's result file is written with its pages."""
+"""Writing a benchmark's result file renders the pages that show it."""
 
 import json
 from pathlib import Path

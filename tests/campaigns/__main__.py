@@ -1,4 +1,4 @@
-"""The command: see the package."""
+"""The command `python -m tests.campaigns`; the package's docstring describes it."""
 
 import argparse
 import json

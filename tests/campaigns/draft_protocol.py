@@ -61,7 +61,8 @@ class Trials:
         self._drafter.close()
 
     def _send(self, rng: random.Random, attacker: Peer) -> int:
-        attacker.socket.setsockopt(zmq.LINGER, 1000)  # what is sent arrives, though it is left at once
+        # Messages arrive although the client disconnects at once.
+        attacker.socket.setsockopt(zmq.LINGER, 1000)
         welcome = _welcome(attacker)
         for sent in range(MESSAGES):
             if not isinstance(welcome, Welcome):
@@ -69,7 +70,8 @@ class Trials:
             attacker.socket.send(nonsense(rng, welcome), zmq.NOBLOCK)
             while attacker.socket.poll(0):
                 decode_to_target(attacker.socket.recv())
-        while attacker.socket.poll(QUIET_MILLISECONDS):  # the service has seen it all when it says no more
+        # The service has handled all messages when it sends nothing more.
+        while attacker.socket.poll(QUIET_MILLISECONDS):
             decode_to_target(attacker.socket.recv())
         raw_bytes(self._service, rng)
         return MESSAGES
@@ -91,7 +93,7 @@ class Trials:
 
 
 def _welcome(attacker: Peer) -> object:
-    """Return the service's reply to a new session, once those of earlier trials have ended."""
+    """Return the service's reply to a new session, after the sessions of earlier trials have ended."""
     deadline = time.monotonic() + WELCOME_SECONDS
     while not isinstance(reply := attacker.hello(), Welcome) and time.monotonic() < deadline:
         time.sleep(0.05)

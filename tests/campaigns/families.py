@@ -14,7 +14,7 @@ from tests.dependencies import ROOT, content
 
 @dataclass(frozen=True)
 class Family:
-    """A module with trials. `slice_minutes`: its share of `make verify`."""
+    """A module with trials. `slice_minutes` is its duration in `make verify`."""
 
     module: str
     description: str
@@ -22,11 +22,11 @@ class Family:
 
     @property
     def file(self) -> str:
-        """The module's file, from the repository."""
+        """Return the module's file, relative to the repository."""
         return str(Path(find_spec(self.module).origin).relative_to(ROOT))  # type: ignore[union-attr, arg-type]
 
     def content(self) -> str:
-        """Return a hash of what its trials depend on: a trial counts while this stays the same."""
+        """Return a hash of the files that the trials depend on. Trials count while it stays the same."""
         return content(self.file)
 
 
@@ -82,7 +82,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class _Plain:
-    """A family without anything to set up."""
+    """A family that needs no setup."""
 
     run: Callable[[int], Outcome]
 
@@ -94,7 +94,8 @@ class _Plain:
 
 
 def open_campaign(family: Family) -> AbstractContextManager[Campaign]:
-    """Set up a family: its module's `open_campaign()`, or its `trial` alone."""
+    """Set up a family, by its module's `open_campaign()` if it has one; otherwise its `trial` is used
+    directly."""
     module = importlib.import_module(family.module)
     if hasattr(module, "open_campaign"):
         campaign: AbstractContextManager[Campaign] = module.open_campaign()

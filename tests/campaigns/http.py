@@ -1,5 +1,5 @@
-"""The family `http`: after arbitrary bytes from clients the server runs, replied with no unexpected 5xx, and
-serves a valid request as before.
+"""The family `http`: after arbitrary bytes from clients the server runs, has sent no unexpected 5xx, and
+still serves a valid request.
 
 The routes come from the server's OpenAPI description, so new ones are included.
 """
@@ -24,10 +24,10 @@ from tests.fuzz.invalid_http import INVALID_HTTP, VALUES
 
 EXCHANGES = 40
 LEAVE_SECONDS = 1.5
-"""A client without a complete reply by then disconnects."""
+"""Seconds after which a client without a complete reply disconnects."""
 FLAGS = ("--threads", "1", "--num-blocks", "400", "--read-timeout", "5", "--grammar-timeout", "5")
 EXPECTED_ERRORS = {501, 503, 504}
-"""Server errors that are allowed; 503 with Retry-After."""
+"""Allowed server errors. A 503 must have Retry-After."""
 
 EXTRA: dict[str, dict[str, Any]] = {
     "/v1/completions": {
@@ -140,7 +140,7 @@ def _valid(rng: random.Random, route: Route, close: bool = True) -> bytes:
 
 
 def _message(rng: random.Random, route: Route, raw: bytes | None) -> bytes:
-    """A well-formed request whose body, headers or path are invalid for the route."""
+    """Return a well-formed request whose body, headers or path are invalid for the route."""
     body = raw or b""
     if raw is None and route.bodies:
         body = json.dumps(mutated(rng, rng.choice(route.bodies))).encode()

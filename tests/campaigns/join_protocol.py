@@ -60,7 +60,7 @@ async def _attack(rng: random.Random) -> int:
 
 
 def _parts(rng: random.Random) -> list[bytes]:
-    """Return a message of a holder of the key: valid structs, mutated bytes, random bytes."""
+    """Return a message from a holder of the key: valid structs, mutated bytes, or random bytes."""
     token = rng.randbytes(16)
     message = encode(
         rng.choice((
@@ -86,7 +86,7 @@ def _parts(rng: random.Random) -> list[bytes]:
 
 
 def _kept(rng: random.Random) -> tuple[str, ...]:
-    """Return names of kept workers, some of them too long or too many."""
+    """Return names of retained workers; some are too long or too many."""
     return ("unified-0", "", "x" * 32, "y" * 33)[: rng.randint(0, 4)] * rng.choice((1, 16, 17))
 
 

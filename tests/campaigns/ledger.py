@@ -1,7 +1,8 @@
-"""The results of campaigns: one small JSON file per family, by the content of what its trials depend on.
+"""The results of campaigns: one small JSON file per family, with a hash of the files that its trials depend
+on.
 
-A trial counts while nothing that it depends on changes. When something has changed, earlier trials become
-totals; the seeds that failed are stored, so that they are replayed first.
+A trial counts while these files stay the same. When they change, earlier trials become totals; the seeds that
+failed are stored, so that they are replayed first.
 """
 
 import json
@@ -67,7 +68,7 @@ class Entry(msgspec.Struct, kw_only=True):
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """The sum of the trials of earlier contents; `failing` seeds failed when they were last run."""
+    """The sum of the trials of earlier contents. The seeds in `failing` failed when they were last run."""
 
     commits: int = 0
     trials: int = 0
@@ -79,10 +80,10 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class Ledger(msgspec.Struct, kw_only=True):
-    """The file of one family.
+    """The results file of one family.
 
-    `content`: of what its trials depend on; empty in files of versions that counted by commit. `commit`: the
-    one that was checked out when the last trial ran.
+    `content` is the hash of the files that its trials depend on; it is empty in files of versions that
+    counted by commit. `commit` was checked out when the last trial ran.
     """
 
     family: str
@@ -92,7 +93,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     earlier: Totals = msgspec.field(default_factory=Totals)
 
     def at(self, content: str, commit: str) -> Entry:
-        """Return the entry of `content`; that of another content is added to the totals."""
+        """Return the entry of `content`. An entry of another content is added to the totals."""
         if content != self.content:
             if self.now.trials:
                 self._archive()
@@ -103,11 +104,11 @@ class Ledger(msgspec.Struct, kw_only=True):
         return self.now
 
     def next_seed(self) -> int:
-        """Return the first seed beyond all that were ever done."""
+        """Return the first seed above all that were ever run."""
         return max([self.earlier.last_seed, *(last for _, last in self.now.seeds)], default=-1) + 1
 
     def to_replay(self) -> list[int]:
-        """Return the seeds that failed earlier and were not done since."""
+        """Return the seeds that failed earlier and have not been run since."""
         return [seed for seed in self.earlier.failing if not contains(self.now.seeds, seed)]
 
     def _archive(self) -> None:
@@ -123,7 +124,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges in order, those that touch or overlap as one."""
+    """Return the ranges in order, with touching and overlapping ranges merged."""
     result: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if result and first <= result[-1][1] + 1:
@@ -145,7 +146,7 @@ def read(family: str, folder: Path = RESULTS) -> Ledger:
 
 
 def write(ledger: Ledger, folder: Path = RESULTS) -> None:
-    """Replace a family's file at once, so that an interruption leaves the old or the new one."""
+    """Replace a family's file atomically, so that an interruption leaves the old or the new content."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{ledger.family}.json"
     part = path.with_suffix(".part")
@@ -162,7 +163,7 @@ def head() -> str:
 
 
 def git(*arguments: str) -> str:
-    """Return what git prints."""
+    """Return the output of a git command."""
     command = ["git", "-C", str(REPOSITORY), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

@@ -1,7 +1,7 @@
-"""Tests of execution, exactness and pairs as on lesser processors (STREAMSERVE_KERNEL_PATH): a trial is one
-file on one of them, with small counts and random cases that the seed draws.
+"""Tests of execution, exactness and pairs with the kernels of lesser processors (STREAMSERVE_KERNEL_PATH). A
+trial runs one test file with the kernels of one processor, small counts, and random cases drawn by the seed.
 
-    STREAMSERVE_KERNEL_PATH=avx2 pytest FILE --seed SEED      one trial by hand, whose detail names both
+STREAMSERVE_KERNEL_PATH=avx2 pytest FILE --seed SEED one trial by hand; the recorded detail names both
 """
 
 import json
@@ -20,13 +20,14 @@ PATTERNS = ("execution/**/test_*.py", "exact/test_*.py", "test_pairs*.py")
 
 
 def files() -> list[str]:
-    """Return the files of tests, from the repository's folder."""
+    """Return the test files, relative to the repository."""
     found = (file for pattern in PATTERNS for file in sorted((REPOSITORY / "tests").glob(pattern)))
     return [str(file.relative_to(REPOSITORY)) for file in found]
 
 
 def trial(seed: int) -> Outcome:
-    """Run one file as on one lesser processor: consecutive seeds are all of them with one file."""
+    """Run one test file with a lesser processor's kernels. Consecutive seeds run a file with all processors
+    in turn."""
     paths = lesser_paths()
     if not paths:
         return Outcome(verdict="refused", kind=UNAVAILABLE, detail="there is no lesser processor than this")

@@ -27,7 +27,8 @@ CASES = len(EVENTS) * len(FAULTS)
 
 
 def case(seed: int) -> tuple[str, str, str]:
-    """Return the event, the fault and the worker of a seed; each pair of the first two in CASES seeds."""
+    """Return the event, the fault and the worker of a seed. Each event occurs with each fault within CASES
+    seeds."""
     names = list(FAULTS)
     event = EVENTS[seed % len(EVENTS)]
     fault = names[(seed + seed // len(EVENTS)) % len(names)]
@@ -35,13 +36,13 @@ def case(seed: int) -> tuple[str, str, str]:
 
 
 def ray_case(seed: int) -> tuple[str, str, str]:
-    """Return the event, the fault and the worker of a seed where Ray places the agents."""
+    """Return the event, the fault and the worker of a seed for trials in which Ray places the agents."""
     (fault,) = RAY_FAULTS
     return EVENTS[seed % len(EVENTS)], fault, WORKERS[seed // len(EVENTS) % len(WORKERS)]
 
 
 class Faults:
-    """Trials on the same machines, which are made again after a failure."""
+    """Trials on the same machines, which are created again after a failure."""
 
     def __init__(self, runner: asyncio.Runner, launched: Launched) -> None:
         self._runner = runner
@@ -84,7 +85,7 @@ class Faults:
 
 @contextmanager
 def open_campaign(launched: Launched = "join") -> Iterator[Faults]:
-    """Run trials in an event loop that lives as long as they."""
+    """Run trials in an event loop that exists as long as the campaign."""
     with asyncio.Runner() as runner:
         faults = Faults(runner, launched)
         try:

@@ -18,7 +18,7 @@ PACKABLE = tuple(n for n in NUMBERS if not isinstance(n, int) or -(2**63) <= n <
 
 
 def value(rng: Random, depth: int = 2, numbers: tuple[int | float, ...] = NUMBERS) -> Any:
-    """Return a random value of JSON's types, mostly at the edges of what is allowed."""
+    """Return a random value of JSON's types, mostly close to the limits of allowed values."""
     match rng.randrange(9 if depth else 6):
         case 0 | 1:
             return rng.choice(numbers)
@@ -48,7 +48,8 @@ def mutated(rng: Random, data: Any, numbers: tuple[int | float, ...] = NUMBERS) 
 
 
 def _holder(rng: Random, data: Any) -> Any:
-    """Return a list or object somewhere in `data`, itself if it has no other; None if it is neither."""
+    """Return a list or object somewhere in `data`, `data` itself if it contains no other; None if it is
+    neither."""
     container = None
     while isinstance(data, dict | list):
         container = data

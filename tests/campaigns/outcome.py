@@ -16,7 +16,7 @@ UNCLEAR = "unclear refusal"
 LEFT_BEHIND = "left behind"
 ERROR = "error"
 UNAVAILABLE = "unavailable"
-"""Kind of a refused trial after which the run ends: the family needs what this machine does not permit."""
+"""The kind of refused trials that end a run: the machine does not permit what the family needs."""
 KINDS = (DEATH, WRONG_TEXT, UNEXPECTED_5XX)
 """Kinds of failure that every results file counts, even where there are none; there may be others."""
 
@@ -46,16 +46,16 @@ class TrialFailure(Exception):
 
 
 class Campaign(Protocol):
-    """A family that is set up, for example the server that its trials share.
+    """A family that is ready to run, for example with the server that its trials share.
 
-    A family's module has a function `open_campaign()` that gives such an object in a context manager, or
+    A family's module has a function `open_campaign()` that returns a context manager of such an object, or
     just a function `trial(seed)`.
     """
 
     def trial(self, seed: int) -> Outcome:
-        """Run one trial, which depends on `seed` alone."""
+        """Run one trial, which depends only on `seed`."""
         ...
 
     def figures(self) -> dict[str, Any]:
-        """Return what was measured over all trials so far."""
+        """Return the measurements of all trials so far."""
         ...

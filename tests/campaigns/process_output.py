@@ -30,14 +30,15 @@ class Captured:
         return self._path.read_text(errors="replace")
 
     def check(self) -> None:
-        """Raise TrialFailure if there is a traceback in it."""
+        """Raise TrialFailure if the output contains a traceback."""
         fault = first_fault(self.text())
         if fault:
             raise TrialFailure(TRACEBACK, fault)
 
 
 def first_fault(text: str) -> str:
-    """Return the end of the first traceback in a log, or another fault's line; empty if there is none."""
+    """Return the end of the first traceback in a log, or a line that reports another fault; empty if there is
+    none."""
     found = FAULTS.search(text)
     if not found:
         return ""

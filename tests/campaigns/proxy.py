@@ -17,12 +17,13 @@ Forge = Callable[[bytes, bytes], list[bytes]]
 
 
 def forge_nothing(identity: bytes, message: bytes) -> list[bytes]:
-    """Forge nothing."""
+    """Return no messages."""
     return []
 
 
 class Proxy:
-    """One socket that workers connect to, and one per worker that connects to the fleet."""
+    """Forwards messages: one socket that workers connect to, and one connection to the fleet for each
+    worker."""
 
     def __init__(self, folder: Path) -> None:
         self.endpoint = f"ipc://{folder}/proxy"

@@ -35,7 +35,8 @@ class RealServer:
         environment: Mapping[str, str] | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
-        """`prefix` is put before the server's command (`prlimit …`); `before` runs in the new process."""
+        """`prefix` is put before the server's command (`prlimit …`); `before` runs in the new process before
+        the command."""
         self._command = [*prefix, sys.executable, "-m", "streamserve", "serve", model, "--port", "0", *flags]
         self._environment = {**os.environ, "STREAMSERVE_PROFILE": "false", **(environment or {})}
         self._before = before
@@ -43,7 +44,8 @@ class RealServer:
         self._seen = 0
 
     def start(self, seconds: float = START_SECONDS) -> None:
-        """Start, and wait until it is ready. Raises TrialFailure if it ends or is not ready in time."""
+        """Start the server and wait until it is ready. Raises TrialFailure if it ends or is not ready in
+        time."""
         handle, path = tempfile.mkstemp(suffix=".log")
         self._log = Path(path)
         self._seen = 0
@@ -82,7 +84,7 @@ class RealServer:
         return status
 
     def log(self) -> str:
-        """Return all that it printed."""
+        """Return everything that the server has printed."""
         return self._log.read_text(errors="replace")
 
     def processes(self) -> list[psutil.Process]:
@@ -94,7 +96,8 @@ class RealServer:
             return []
 
     def probe(self) -> str:
-        """Return the text of a valid request. Raises TrialFailure if it differs from the first time."""
+        """Return the text of a valid request. Raises TrialFailure if it differs from the first probe's
+        text."""
         end = time.monotonic() + PROBE_SECONDS
         while True:
             try:
@@ -127,7 +130,7 @@ class RealServer:
             raise TrialFailure(TRACEBACK, fault)
 
     def peak_megabytes(self) -> float:
-        """Return the largest resident size that the API process has had."""
+        """Return the peak resident size of the API process in megabytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
         match = re.search(r"VmHWM:\s+(\d+) kB", status)
         return int(match[1]) / 1024 if match else 0.0
@@ -140,14 +143,14 @@ class RealServer:
         }
 
     def connect(self, seconds: float = 10.0) -> socket.socket:
-        """Return a plain socket to it."""
+        """Return a plain socket connected to the server."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=seconds)
 
 
 @contextmanager
 def health_latency(server: RealServer) -> Iterator[Callable[[], float]]:
-    """Request /health repeatedly; gives a function that returns the longest wait in seconds since it was
-    last called."""
+    """Request /health repeatedly. The context manager returns a function for the longest latency in seconds
+    since that function was last called."""
     stop, longest = threading.Event(), [0.0]
 
     def poll() -> None:
@@ -181,7 +184,7 @@ class ServerCampaign:
         self._running = False
 
     def ready(self) -> None:
-        """Start the server if needed, and check its reply to the probe."""
+        """Start the server if it is not running, and check its reply to the probe."""
         if not self._running:
             self.server.start()
             self._running = True

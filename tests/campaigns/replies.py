@@ -1,5 +1,5 @@
-"""Replies of models in any pieces on three routes: the same blocks everywhere, and each can be sent back
-wherever its stream was cut."""
+"""Replies of models, split into any pieces, have the same blocks on three routes, and a reply can be sent
+back wherever its stream was cut."""
 
 import random
 
@@ -9,7 +9,7 @@ from tests.extras import reply_round_trip, reply_routes
 
 
 def trial(seed: int) -> Outcome:
-    """Write one reply, and read it as the clients of the three routes do."""
+    """Generate a reply, and read it as the clients of the three routes do."""
     rng = random.Random(seed)
     text = "".join(rng.choices([*reply_routes.WORDS, *reply_round_trip.WORDS], k=rng.randint(1, 10)))
     positions = [rng.randint(0, len(text)) for _ in range(rng.randint(0, 20))]

@@ -1,4 +1,4 @@
-"""How the memory of a process grows: samples, and the slope of a line through them."""
+"""The growth of a process's memory: samples, and the slope of a line through them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 
 WARM_SHARE = 0.3
-"""Share of the samples, the first ones, that count as warming up."""
+"""Share of the samples at the beginning that count as warm-up."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Growth:
         self.megabytes.append((memory.rss - memory.shared) / 1e6)
 
     def figures(self) -> dict[str, Any]:
-        """Return the slope after warm-up, in MB per minute, and the samples that it is made of."""
+        """Return the slope after warm-up in MB per minute, and the samples that it is computed from."""
         warm = int(len(self.minutes) * WARM_SHARE)
         minutes, megabytes = self.minutes[warm:], self.megabytes[warm:]
         return {
@@ -37,7 +37,7 @@ class Growth:
 
 
 def slope(x: list[float], y: list[float]) -> float:
-    """Return the slope of the least-squares line; 0 where all `x` are the same."""
+    """Return the slope of the least-squares line; 0 if all `x` are equal."""
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     variance = sum((value - mean_x) ** 2 for value in x)
     return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / variance if variance else 0.0

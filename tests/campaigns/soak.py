@@ -1,6 +1,5 @@
-"""The family `soak`: a pair with a draft, prompt streams and cancellations for a long time. A trial is one
-round of requests; the memory of each process is sampled after it, and the campaign's figures are its
-growth."""
+"""The family `soak`: a long run of a pair with a draft, prompt streams and cancellations. A trial is one
+round of requests. The memory of each process is sampled after each round; the campaign reports its growth."""
 
 import asyncio
 import random
@@ -25,8 +24,7 @@ FLAGS = ("--pairs", "1", "--threads", "1", "--num-blocks", "300", "--max-request
 
 
 class Soak(ServerCampaign):
-    """Rounds of REQUESTS requests. Texts are compared with the first text of the same
-    request."""
+    """Rounds of REQUESTS requests. Each text is compared with the first text of the same request."""
 
     def __init__(self, server: RealServer) -> None:
         super().__init__(server)

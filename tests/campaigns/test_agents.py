@@ -1,4 +1,5 @@
-"""The family `agents` without agents: tasks, the environment, the relay, and what an outcome needs."""
+"""The family `agents`, tested without agents: tasks, the environment, the relay, and the conditions of an
+outcome."""
 
 import json
 import os
@@ -26,7 +27,7 @@ BODY = b'{"messages": [{"role":"tool","content":"x"}]}'
 
 
 def exchanged(*statuses: int, body: bytes = BODY, path: str = "/v1/messages") -> Relay:
-    """Return a relay over which requests with a body got these statuses."""
+    """Return a relay that has exchanged requests with these bodies and statuses."""
     connection = Connection()
     for status in statuses:
         connection.sent += (
@@ -114,7 +115,7 @@ def test_requests_are_read_from_the_bytes_of_a_connection() -> None:
 
 @pytest.fixture
 def echoing() -> Iterator[int]:
-    """The port of a server that returns a reply with what it got, and closes."""
+    """The port of a server that replies with the bytes it received, and closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -146,7 +147,7 @@ def test_a_server_sees_that_the_client_of_a_relay_is_gone() -> None:
         with server:
             server.settimeout(10)
             client.close()
-            assert server.recv(1) == b"", "a client may go on reading after this"
+            assert server.recv(1) == b"", "a client may read on after half-closing"
             with pytest.raises(OSError, match=r"Broken pipe|reset"):
                 server.sendall(b"x" * 50_000_000)
 

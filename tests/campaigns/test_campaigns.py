@@ -1,4 +1,4 @@
-"""The campaigns themselves: how they draw, count and record; and a few trials of each, more with --full."""
+"""Campaigns draw, count and record correctly; and a few trials of each family, more with --full."""
 
 import itertools
 import random
@@ -64,7 +64,7 @@ def test_every_declared_setting_is_drawn_and_takes_what_is_drawn() -> None:
     table = generators(special(ENVIRONMENT))
     assert set(table) == {option.name for option in options()}
     seen: dict[str, set[str]] = {name: set() for name in table}
-    for seed in range(1200):  # the rarest value is drawn once in 280 seeds
+    for seed in range(1200):  # the rarest value occurs once in 280 seeds
         for name, value in draw_settings(random.Random(seed), table, ALWAYS).items():
             seen[name].add(repr(value))
             struct = ModelConfig if name in ModelConfig.__struct_fields__ else ServerConfig
@@ -170,7 +170,8 @@ class Scripted:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Runs a scripted family with a content of its files, and gives what is in its ledger then."""
+    """Return a function that runs the scripted family with a given content hash, and returns the entries of
+    its ledger."""
 
     def run_family(family: Scripted, content: str, trials: int) -> Ledger:
         @contextmanager
@@ -269,7 +270,8 @@ def test_an_interruption_records_completed_trials(scripted: Any) -> None:
 def test_settings_are_served_as_a_plain_engine_would(
     tmp_path_factory: pytest.TempPathFactory, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """20 trials on all checkpoints; settings in virtual time are drawn in tests/simulate, too."""
+    """Settings are served as a plain engine would: 20 trials on all checkpoints. tests/simulate draws
+    settings for virtual time."""
     if not scale.full:
         pytest.skip("with --full")
     folder = tmp_path_factory.mktemp("campaign")

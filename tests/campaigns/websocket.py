@@ -1,4 +1,4 @@
-"""The family `websocket`: arbitrary frames and calls on the prompt-stream socket do not end the server."""
+"""The family `websocket`: arbitrary frames and calls on the prompt-stream socket do not crash the server."""
 
 import json
 import os
@@ -156,7 +156,7 @@ def run_conversation(rng: random.Random, client: Conversation, counts: Counter[s
 
 
 def valid(rng: random.Random, streams: list[str], versions: dict[str, int]) -> dict[str, Any]:
-    """Return a valid call, perhaps to a stream that has ended, or for another version."""
+    """Return a valid call, sometimes to a stream that has ended or for another version."""
     name = rng.choice(streams)
     version = versions[name] + rng.choice((0, 0, 0, 0, -1, 1, 5))
     match rng.randrange(8):

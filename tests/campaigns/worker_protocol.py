@@ -1,7 +1,7 @@
 """The family `worker_protocol`: forged messages between the fleet and real workers change no text.
 
-Readable messages, and messages to workers, do not end a worker. An unreadable message to the fleet ends the
-worker that it names as sender; the fleet goes on.
+Readable messages, and any messages to workers, do not end a worker. An unreadable message to the fleet ends
+the worker that it names as sender; the fleet continues.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MODEL = models(FOLDER)["llama"]
 
 
 class Trials:
-    """The family, with the answers of a fleet without forged messages."""
+    """Trials that compare texts with the answers of a fleet without forged messages."""
 
     def __init__(self) -> None:
         self._expected: dict[int, Answer] = {}
@@ -43,7 +43,7 @@ class Trials:
         overrides: dict[str, Any] = PLAIN | {"num_blocks": 300, "log_level": "warning"}
         if rng.random() < 0.5:
             overrides |= {"pairs": 1, "draft": MODEL.path}
-        unreadable = rng.random() < 0.3  # bytes that end the worker that they name as sender
+        unreadable = rng.random() < 0.3  # bytes that end the worker that they name as the sender
         strangers = [rng.choice(STRANGERS) for _ in range(rng.choice((0, 0, 1, 3)))]
         reported = {
             "pairs": overrides.get("pairs", 0),
@@ -133,7 +133,8 @@ async def _send_as_strangers(rng: Random, proxy: Proxy, strangers: list[bytes]) 
 
 
 def _relevant_log(log: str) -> str:
-    """Return the part of a log that explains a failure: the fleet's traceback, or a worker's last."""
+    """Return the part of a log that explains a failure: the fleet's traceback, or the last traceback of a
+    worker."""
     if TASK_FAILED in log:
         return first_fault(log[log.index(TASK_FAILED) + len(TASK_FAILED) :]) or TASK_FAILED
     tracebacks = log.split("Traceback (most recent call last)")[1:]
@@ -159,7 +160,7 @@ def _start_forging(rng: Random, proxy: Proxy, unreadable: bool) -> None:
 async def _run_unless(
     failed: Callable[[], bool], work: Coroutine[Any, Any, dict[str, int]]
 ) -> dict[str, int]:
-    """Do the work; cancel it as soon as `failed` returns True, as it would hang."""
+    """Run a task; cancel it as soon as `failed` returns True, because it would hang."""
     task = asyncio.create_task(work)
     while not (await asyncio.wait([task], timeout=0.5))[0]:
         if failed():
@@ -183,7 +184,7 @@ async def _all_ready(llm: AsyncLLM) -> None:
 
 
 async def _wait_until_idle(llm: AsyncLLM) -> None:
-    """Wait until neither fleet nor workers hold resources, also of forged requests."""
+    """Wait until fleet and workers hold no resources, including those of forged requests."""
     fleet, reported = llm._runtime.fleet, newer_reports(llm)
     for _ in range(500):
         reports = [worker.report for worker in fleet.workers.values()]

@@ -1,4 +1,4 @@
-"""`streamserve chat`: its commands, with a model that repeats the conversation."""
+"""The commands of `streamserve chat`, tested with a model that repeats the conversation."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from streamserve.cli.main import app
 
 
 class EchoLLM:
-    """Answers with the contents of all messages."""
+    """A model that answers with the contents of all messages."""
 
     tokenizer = SimpleNamespace(encode=str.encode)
     model = SimpleNamespace(max_model_len=1000)

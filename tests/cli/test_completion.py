@@ -1,4 +1,4 @@
-"""Shell completion: commands, flags, and values where only some are allowed."""
+"""Shells complete commands, flags, and values of flags with a fixed set of values."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def run(environment: dict[str, str]) -> str:
 
 
 def complete(line: str) -> list[str]:
-    """Return what bash is offered for the last word of a command line."""
+    """Return the words that bash is offered for the last word of a command line."""
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     return run({"_STREAMSERVE_COMPLETE": "complete_bash", **words}).split()
 

@@ -1,4 +1,4 @@
-"""`streamserve doctor`: findings about what a server needs, what to do, and the exit status."""
+"""`streamserve doctor` reports what a server needs, gives advice, and has an exit status."""
 
 import os
 import socket
@@ -92,7 +92,8 @@ def test_kernels_that_are_not_compiled_yet_are_not_compiled_by_looking(tmp_path:
 
 
 def test_a_processor_that_is_taken_for_a_lesser_one_is_named() -> None:
-    """Where it is portable code, its library may have to be compiled first."""
+    """A setting that limits the kernel path is reported. For portable code the library may have to be
+    compiled first."""
     status, found, _ = doctor(STREAMSERVE_KERNEL_PATH="portable")
     assert (status, found["kernels"][0]) == (0, "slow")
     text = found["kernels"][1]

@@ -1,4 +1,4 @@
-"""`streamserve generate`: the prompt is an argument, a file, or both."""
+"""`streamserve generate` takes the prompt from an argument, a file, or both."""
 
 from pathlib import Path
 

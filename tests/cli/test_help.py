@@ -1,4 +1,4 @@
-"""`--help` in a terminal of 80 columns: every flag with its whole name, in a group."""
+"""`--help` in a terminal of 80 columns shows every flag with its whole name, in a group."""
 
 import re
 
@@ -13,7 +13,7 @@ WIDTH = 80
 
 
 def run(*arguments: str) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     environment = {"COLUMNS": str(WIDTH), "TERMINAL_WIDTH": str(WIDTH)}
     result = CliRunner().invoke(app, list(arguments), env=environment)
     assert result.exit_code == 0
@@ -41,7 +41,7 @@ def test_every_setting_is_in_the_section_of_its_group() -> None:
         for option in settings:
             name = option.name.replace("_", "-")
             value = rf"/ --no-{name}\b" if option.kind is bool else r"[<\[A-Z]"  # <text>, TEXT, [one|other]
-            assert re.search(rf" --{name} {value}", section), name  # after a short name, too
+            assert re.search(rf" --{name} {value}", section), name  # also after a short name
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat", "batch", "profile"])

@@ -1,4 +1,4 @@
-"""What computes nothing needs no torch: it works where torch cannot be imported."""
+"""Commands that compute nothing work where torch cannot be imported."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Commands in a locale that has nothing but ASCII: what they read is UTF-8 all the same."""
+"""Commands read UTF-8 even in a locale that has only ASCII."""
 
 import os
 import subprocess

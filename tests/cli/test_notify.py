@@ -1,4 +1,4 @@
-"""What systemd is told: by a real server over a real socket, once it is ready and once it ends."""
+"""A real server notifies systemd over a socket when it is ready and when it ends."""
 
 import logging
 import signal

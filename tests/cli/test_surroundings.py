@@ -1,4 +1,4 @@
-"""Commands in the surroundings that services, containers and old systems give them."""
+"""Commands work in the unusual environments of services, containers and old systems."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ from tests.exhaustion.limits import memory_limit
 
 
 def generate(tmp_path: Path, closed: tuple[int, ...] = (), **environment: str | None) -> tuple[str, str]:
-    """Return what an answer prints on standard output and error, with these streams `closed`."""
+    """Run `generate` with these standard streams `closed`; return its standard output and error."""
     command = [*PLAIN, "generate", "hello", "--max-tokens", "4", "--backend", "reference", "--threads", "1"]
     given = {name: value for name, value in (os.environ | environment).items() if value is not None}
     redirected = " ".join(f"{number}>&-" for number in closed)
@@ -27,8 +27,8 @@ def generate(tmp_path: Path, closed: tuple[int, ...] = (), **environment: str | 
 
 
 def test_an_answer_in_odd_surroundings_is_the_same(tmp_path: Path) -> None:
-    """No UTF-8, no home, a folder for temporary files that is too long for sockets, a cache that is not
-    absolute, and no standard input."""
+    """The answer is the same without UTF-8, without a home folder, with a temporary folder whose path is too
+    long for sockets, with a relative cache folder, and without standard input."""
     text, _ = generate(tmp_path)
     long = tmp_path / ("x" * 90)
     long.mkdir()
@@ -46,7 +46,7 @@ def test_without_standard_output_nothing_is_printed_and_nothing_fails(tmp_path: 
 
 
 def refused_start(before: Callable[[], None]) -> str:
-    """Return what a server prints that refuses to start in a process that `before` has limited."""
+    """Return the output of a server that refuses to start, in a process that `before` has limited."""
     result = subprocess.run(
         [*PLAIN, "serve", "embedded", "--port", "0"],
         capture_output=True, preexec_fn=before, timeout=120, check=False, encoding="utf-8",

@@ -1,7 +1,7 @@
 """The axes of the combination matrix. A row has one value of each.
 
-An axis is added by a table here, its default first, a value by an entry. They are combined in
-test_combinations.py.
+To add an axis, add a table here with its default first; to add a value, add an entry. test_combinations.py
+combines them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,28 +28,31 @@ from tests.simulate.settings_fuzz import ADAPTERS
 SIMULATED, LIVE = ("simulated",), ("live",)
 SERVICE = "tcp://127.0.0.1:7700"
 SERVICES = f"{SERVICE},tcp://127.0.0.1:7701"
-"""A draft service, and two of them; a live row replaces the addresses by those of running ones."""
+"""Addresses of one and of two draft services. A live row replaces them by the addresses of running
+services."""
 ADAPTER = "adapter=/adapters/one"
-"""A LoRA adapter; a live row replaces it by one that exists."""
+"""A LoRA adapter's folder, which a live row replaces by an existing one."""
 HEAD, KEY = "tcp://127.0.0.1:7800", "cluster.key"
-"""Where machines join, and the key file: a live row replaces them by those of a running agent."""
+"""The address where machines join, and the key file. A live row replaces them by a running agent's address
+and key file."""
 CLUSTER = "127.0.0.1:6379"
-"""A Ray cluster: a live row replaces it by one that runs."""
+"""A Ray cluster's address, which a live row replaces by a running cluster's address."""
 FOLDER = TemporaryDirectory(prefix="combinations-")
-"""Removed when this process ends."""
+"""A folder that is removed when this process ends."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value: the `settings` of a server with it, and what it is in virtual time (`simulated`, by the names
-    of tests/simulate/settings_fuzz.py). Where it was used, one of the counters `shown` must be above 0."""
+    """A value of an axis: the server's `settings`, and its counterpart in virtual time (`simulated`, by the
+    names of tests/simulate/settings_fuzz.py). If the value took effect, one of the counters `shown` is above
+    0."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     simulated: Mapping[str, Any] = field(default_factory=dict)
     shown: tuple[str, ...] = ()
     in_rows: tuple[str, ...] = ("simulated", "live")
-    """Values that change decisions alone are in simulated rows only, and some of them in a few live ones
-    (`decisions`); those of tensors are in live ones."""
+    """Which rows have the value. Values that change only decisions are in simulated rows, and some of them in
+    a few live rows (`decisions`); values that change tensors are in live rows."""
 
 
 def _stream(early: float, appending: float) -> Value:
@@ -167,7 +170,8 @@ AXES: dict[str, dict[str, Value]] = {
         "int8": Value({"kv_cache_dtype": "int8"}, {}, (), in_rows=LIVE),
     },
 }
-"""Grammars, several choices, penalties and temperatures are mixed in the requests of every row."""
+"""All axes by name. Grammars, several choices, penalties and temperatures are not axes: the requests of every
+row mix them."""
 
 
 def values(row: Row) -> dict[str, Value]:
@@ -181,7 +185,7 @@ def settings(row: Row) -> dict[str, Any]:
 
 
 def there(chosen: Mapping[str, Any], existing: Mapping[str, str]) -> dict[str, Any]:
-    """Return settings with addresses and files that exist, in place of those of the tables."""
+    """Return the settings with existing addresses and files in place of the placeholders in the tables."""
 
     def found(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -192,24 +196,24 @@ def there(chosen: Mapping[str, Any], existing: Mapping[str, str]) -> dict[str, A
 
 
 def simulated(row: Row) -> dict[str, Any]:
-    """Return what a row is in virtual time."""
+    """Return the simulated counterpart of a row."""
     return {name: each for value in values(row).values() for name, each in value.simulated.items()}
 
 
 def shown(row: Row) -> dict[str, tuple[str, ...]]:
-    """Return the counters of which one must be above 0, by the value that it shows, for a row."""
+    """Return for each value of a row the counters of which at least one must be above 0."""
     return {f"{axis} = {row[axis]}": value.shown for axis, value in values(row).items() if value.shown}
 
 
 @cache
 def join_key() -> str:
-    """Return the file of a key for machines that join."""
+    """Return a key file for machines that join."""
     return str(key_file(Path(FOLDER.name)))
 
 
 @cache
 def adapter() -> str:
-    """Return an adapter that settings may name: its matrices are not there."""
+    """Return the folder of an adapter that settings may name; it has a configuration and no matrices."""
     folder = Path(FOLDER.name) / "adapter"
     folder.mkdir()
     (folder / CONFIG_FILE).write_text("{}")
@@ -220,7 +224,7 @@ _REFUSALS: dict[tuple[tuple[str, str], ...], str] = {}
 
 
 def refusal(row: Row) -> str:
-    """Return why a server with a row's values does not start; "" if it does."""
+    """Return why a server with a row's values does not start; "" if it starts."""
     key = tuple(sorted((name, repr(value)) for name, value in settings(row).items()))
     if key not in _REFUSALS:
         try:
@@ -232,19 +236,19 @@ def refusal(row: Row) -> str:
 
 
 def missing_packages() -> list[tuple[str, str]]:
-    """Return the values whose package is missing, with their axes."""
+    """Return the values whose package is not installed, by axis."""
     found = {("transport", "nixl"): nixl_package() is not None, ("launcher", "ray"): bool(find_spec("ray"))}
     return [value for value, there in found.items() if not there]
 
 
 SEVERAL = ("workers", "a worker and a pair", "pairs", "uneven pools")
-"""Placements where a router has a choice."""
+"""Placements in which a router has a choice."""
 
 
 def decisions(rows: Sequence[Row]) -> list[Row]:
-    """Return live rows with every order and every router that `rows` lack: one of each in a row, with workers
-    to choose from and memory for all, which several workers together seldom exhaust, and other values at
-    random."""
+    """Return live rows with the service orders and routers that `rows` lack, one of each in a row. They have
+    several workers to choose from and enough memory, since several workers seldom exhaust it together, and
+    random values otherwise."""
     lacking = {
         axis: [name for name in AXES[axis] if name not in {row[axis] for row in rows}]
         for axis in ("order", "router")
@@ -259,7 +263,8 @@ def decisions(rows: Sequence[Row]) -> list[Row]:
 
 
 def axes(kind: str) -> dict[str, list[str]]:
-    """Return the names of the values in `kind` of rows, by axis; without those whose package is missing."""
+    """Return the names of the values in rows of this `kind` by axis, without values whose package is
+    missing."""
     named = {
         axis: [name for name, value in table.items() if kind in value.in_rows] for axis, table in AXES.items()
     }

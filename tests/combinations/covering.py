@@ -6,20 +6,21 @@ from itertools import combinations
 from random import Random
 
 Row = dict[str, str]
-"""A value by axis."""
+"""A row has a value for each axis."""
 Pair = frozenset[tuple[str, str]]
 Refusal = Callable[[Row], str]
-"""Return why a row is refused; "" if it is not."""
+"""A function that returns why a row is refused; "" if it is accepted."""
 
 CANDIDATES = 5
-"""Rows that are tried for each pair: the one that covers most new pairs is taken."""
+"""Number of rows that are tried for each pair. The row that covers most new pairs is taken."""
 TRIES = 60
-"""Rows that are tried at most for as many candidates."""
+"""Maximum number of rows that are drawn to find CANDIDATES accepted ones."""
 
 
 @dataclass(frozen=True)
 class Covering:
-    """`rows` cover every pair of values but the `holes`, which are refused with the reason."""
+    """A covering array: `rows` cover every pair of values except for the `holes`, which are refused with a
+    reason."""
 
     rows: list[Row]
     holes: dict[Pair, str]
@@ -56,21 +57,21 @@ def cover(axes: Mapping[str, Sequence[str]], refusal: Refusal, seed: int = 0) ->
 
 
 def find_holes(axes: Mapping[str, Sequence[str]], refusal: Refusal) -> dict[Pair, str]:
-    """Return the pairs of values that are refused wherever each of them alone is accepted, with the
+    """Return the pairs of values that are refused although each of the two values alone is accepted, with the
     reason."""
     rows = {pair: _rows_with(axes, pair, refusal) for pair in all_pairs(axes)}
     return {pair: refusal(tried[0]) for pair, tried in rows.items() if all(map(refusal, tried))}
 
 
 def _rows_with(axes: Mapping[str, Sequence[str]], pair: Pair, refusal: Refusal) -> list[Row]:
-    """Return rows with `pair` and what each of its values needs."""
+    """Return rows with `pair` and the other values that its values need."""
     one, other = (_needs(axes, *item, refusal) for item in sorted(pair))
     return [_first_values(axes) | first | second | dict(pair) for first in one for second in other]
 
 
 def _needs(axes: Mapping[str, Sequence[str]], axis: str, value: str, refusal: Refusal) -> list[Row]:
-    """Return the values of another axis that a value needs: each of them one with which it is accepted, or
-    nothing where it is accepted with the first values of all others."""
+    """Return the values of other axes that a value needs: each with which it is accepted, or none if it is
+    accepted with the default values of all other axes."""
     plain = _first_values(axes) | {axis: value}
     if not refusal(plain):
         return [{}]
@@ -91,7 +92,7 @@ def _candidates(
         if len(rows) >= CANDIDATES:
             break
         row = _grow(axes, pair, missing, rng)
-        if attempt % 2:  # the values that were covered least are often those that are refused together
+        if attempt % 2:  # Rarely covered values are often those that are refused together.
             kept = {axis: rows[0][axis] for axis in axes if rng.random() < 0.5}
             row = draw(axes, rng, kept | dict(pair))
         rows += [] if refusal(row) else [row]
@@ -99,8 +100,8 @@ def _candidates(
 
 
 def _grow(axes: Mapping[str, Sequence[str]], pair: Pair, missing: Mapping[Pair, None], rng: Random) -> Row:
-    """Return a row that starts with `pair` and takes for each other axis, in random order, the value with the
-    most pairs that are missing."""
+    """Return a row that starts with `pair` and takes for each other axis, in random order, the value that
+    covers the most missing pairs."""
     row = dict(pair)
     for axis in rng.sample([axis for axis in axes if axis not in row], len(axes) - len(row)):
         new = {

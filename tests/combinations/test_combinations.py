@@ -1,7 +1,6 @@
 """Everything with everything: rows of the covering array and random three-way combinations in virtual time.
 
-Of each row every text is the model's, nothing is leaked, and what the row has was used: its counter is above
-0.
+In each row every text is the model's, nothing is leaked, and every value took effect: its counter is above 0.
 """
 
 from collections import Counter
@@ -23,7 +22,8 @@ FIXED = {
     "draft_nodes": 32, "wire_seconds": 0.003, "prefill_share": None, "slo_admission": False,
     "enable_prefix_caching": True, "preempt_every": 0, "continue_tokens": 64,
 }  # fmt: skip
-"""What all rows have, so that only their values differ, and each has an occasion to act."""
+"""Settings that all rows share, so that rows differ only in their values and each value has an occasion to
+act."""
 
 
 SHOWN = (
@@ -33,19 +33,21 @@ SHOWN = (
 
 
 STOOD_STILL: dict[str, tuple[int, Row]] = {
-    # It took the free blocks that hold its KV in each step, and was evicted for a transfer reservation.
+    # In this row a sequence took the free blocks that hold its KV in each step, and was evicted for a
+    # transfer reservation.
     "a cached sequence did not yield": (1972053608, {
         "order": "mcps", "draft": "service", "memory": "swap", "targets": "slo", "prompt": "append",
         "placement": "pairs", "router": "flowguard-as-published", "adapters": "none",
         "policy": "specustream-as-published",
     }),
-    # It holds blocks of the decode worker, for which the sequences wait that keep admission closed.
+    # In this row a sequence held blocks of the decode worker that other sequences, which kept admission
+    # closed, waited for.
     "a holder was not swapped in while admission was closed": (2390652233, {
         "order": "mcps", "draft": "none", "memory": "swap", "targets": "admission", "prompt": "update",
         "placement": "uneven pools", "router": "cache-aware", "adapters": "two", "policy": "default",
     }),
 }  # fmt: skip
-"""Rows with the seeds at which they did not end, by what was wrong."""
+"""Rows with the seeds with which they once did not end, by the fault."""
 
 
 @cache
@@ -57,8 +59,9 @@ WORKLOADS, APART = 3, 1_000_003
 
 
 def run_row(row: Row, seed: int) -> Counter[str]:
-    """Run one row; returns its counts. Raises AssertionError where something of it was not used. The default
-    policy may well decide against drafting, so that a row has several workloads until everything is used."""
+    """Run one row; return its counts. Raises AssertionError if a value of the row took no effect. The default
+    policy may decide against drafting, so a row is run with several workloads until every value has taken
+    effect."""
     total: Counter[str] = Counter()
     unused = [value for value in shown(row) if row["draft"] != "none" or "policy" not in value]
     for workload in range(WORKLOADS):

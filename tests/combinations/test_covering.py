@@ -1,4 +1,4 @@
-"""The generator of covering arrays: every pair is in a row, or refused wherever it could be."""
+"""Covering arrays contain every pair of values that is not refused."""
 
 from random import Random
 from unittest import mock
@@ -14,7 +14,7 @@ def test_every_pair_is_covered_with_few_rows() -> None:
     covered = {pair for row in covering.rows for pair in pairs(row)}
     assert covered == set(all_pairs(SMALL))
     assert not covering.holes
-    assert 12 <= len(covering.rows) <= 16, "3 x 4 is the least"
+    assert 12 <= len(covering.rows) <= 16, "3 x 4 pairs need at least 12 rows"
 
 
 def test_refused_pairs_are_holes_with_their_reason() -> None:
@@ -30,7 +30,8 @@ def test_refused_pairs_are_holes_with_their_reason() -> None:
 
 
 def test_a_pair_that_needs_other_values_is_no_hole() -> None:
-    """`a = 2` needs one of two, `c = s` another, and `a = 3` with `d = v` is refused in spite of both."""
+    """Pairs that need certain other values are covered: `a = 2` needs one of two values, `c = s` another, and
+    `a = 3` with `d = v` is refused regardless."""
 
     def refuse(row: Row) -> str:
         reasons = {

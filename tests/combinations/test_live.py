@@ -1,7 +1,7 @@
-"""Everything with everything on real workers: a covering array of what needs tensors and processes.
+"""A covering array of the settings that need tensors and processes, on real workers.
 
-Of each row all texts and log-probabilities are those of a plain engine with the same weights and KV, and what
-it has was used.
+In each row all texts and log-probabilities equal a plain engine's with the same weights and KV, and every
+value took effect.
 """
 
 import socket
@@ -71,7 +71,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
 
 @pytest.fixture(scope="module")
 def services(trials: Trials, scale: Scale) -> Iterator[list[str]]:
-    """The addresses of as many draft services as the rows need."""
+    """Yield the addresses of the draft services that the rows need."""
     model = trials.models["llama"].environment.drafts[0]
     needed = max(_services(row) for row in live_rows(scale))
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def _services(row: Row) -> int:
 
 
 class Agent:
-    """A machine that joins the heads of the rows, one after another."""
+    """An agent that joins the heads of the rows, one after another."""
 
     SLOTS = 4
 
@@ -108,7 +108,7 @@ class Agent:
         assert "Traceback" not in self._log.read_text()
 
     def joined(self) -> int:
-        """Return how many heads it has joined."""
+        """Return how many heads the agent has joined."""
         return self._log.read_text().count("joined the head")
 
 
@@ -119,14 +119,14 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 
 class Ray:
-    """A Ray cluster of one node, to which this process is connected: the rows' servers share the
+    """A Ray cluster of one node. This process is connected to it, and the servers of the rows share the
     connection."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def placed(self) -> int:
-        """Return how many actors there have been."""
+        """Return how many actors have been created."""
         if not self.address:
             return 0
         from ray._private.state import actors
@@ -155,7 +155,7 @@ def ray(scale: Scale) -> Iterator[Ray]:
 def overrides(
     row: Row, services: list[str], environment: Environment, head: str, cluster: str
 ) -> dict[str, Any]:
-    """Return the settings of a row, with the addresses and files that there are."""
+    """Return the settings of a row, with existing addresses and files in place of placeholders."""
     existing = {
         SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), HEAD: head, KEY: join_key(),
         CLUSTER: cluster,
@@ -165,8 +165,8 @@ def overrides(
 
 
 def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
-    """Return what makes requests those of a row: prompt streams that append, update or are answered early,
-    latency targets."""
+    """Return a function that gives requests the shape of a row: prompt streams that append, update or are
+    answered early, and latency targets."""
 
     def shape(request: TrialRequest) -> TrialRequest:
         rng, prompt, params = Random(request.number), request.prompt, request.params
@@ -178,7 +178,7 @@ def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         slo = Slo(tpot_ms=rng.choice((20.0, 500.0)), ttft_ms=5000.0) if row["targets"] != "none" else Slo()
         params = msgspec.structs.replace(params, slo=slo)
-        early = row["prompt"] == "early" and not params.stop  # which an early answer cannot end at
+        early = row["prompt"] == "early" and not params.stop  # an early answer cannot end at these
         edits = edits if row["prompt"] != "whole" else ()
         return replace(request, params=params, edits=edits, early=early)
 
@@ -186,15 +186,14 @@ def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
 
 
 ATTEMPTS = 3
-"""Times that a row is served with other requests while something of it was not used: whether several workers
-run out of memory together, say, is chance."""
+"""Maximum number of times that a row is served with other requests until every value has taken effect. Some
+effects depend on chance, such as several workers running out of memory together."""
 
 
 def run_row(
     row: Row, seed: int, trials: Trials, services: list[str], agent: Agent, ray: Ray
 ) -> dict[str, int]:
-    """Serve a row; returns its counts. Raises AssertionError where a text is wrong, or something of the row
-    was not used."""
+    """Serve a row; return its counts. Raises AssertionError if a text is wrong, or a value took no effect."""
     chosen = overrides(row, services, trials.models["llama"].environment, agent.head, ray.address)
     total, unused = Counter[str](), list[str]()
     for attempt in range(ATTEMPTS):
@@ -214,20 +213,21 @@ def run_row(
 
 
 def must_show(row: Row) -> list[str]:
-    """Return the values of a row that its own counters must show."""
+    """Return the values of a row whose effect the row's own counters must show."""
     return [
         value
         for value in shown(row)
         # n-grams of random text are seldom accepted
         if not ("policy" in value and row["draft"] in ("none", "ngram"))
-        # goodput drafts only where it pays: over all rows it must
+        # goodput drafts only where it pays, so its effect is checked over all rows together
         and not ("draft" in value and row["policy"] == "default")
     ]
 
 
 def live_rows(scale: Scale) -> list[Row]:
-    """Return the rows of the covering array, those of further orders and routers, and some of three values;
-    of small runs a single one, with a machine that joins and a draft service, which drafts in every step."""
+    """Return the rows of the covering array, rows for further orders and routers, and some three-way
+    combinations. A small run has a single row, with a machine that joins and a draft service whose policy
+    drafts in every step."""
     rows = covering_rows()
     if not scale.full:
         joined = [row for row in rows if row["launcher"] == "join" and _services(row)]

@@ -7,7 +7,7 @@ from tests.serving import Served, serving
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Third-party clients only run with --full: `make verify` installs them."""
+    """Run third-party clients only with --full: `make verify` installs them."""
     return True if collection_path.name == "test_clients.py" and not config.getoption("--full") else None
 
 

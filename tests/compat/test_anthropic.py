@@ -1,4 +1,4 @@
-"""The `anthropic` client's own methods against a real server with the packaged model."""
+"""Methods of the `anthropic` client work with a real server of the packaged model."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def test_a_streamed_message(client: anthropic.Anthropic) -> None:
 
 
 def run_task(client: anthropic.Anthropic, task: Task, streamed: bool) -> str:
-    """Offer tools, make the calls that the model decides on, and return its answer from the results."""
+    """Offer tools, execute the calls that the model makes, and return its answer to the results."""
     messages: Any = [{"role": "user", "content": task.question}]
     fields: Any = {
         "model": "small",

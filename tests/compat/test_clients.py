@@ -1,4 +1,4 @@
-"""Third-party clients, run unchanged, each in its own venv (created by `make verify`)."""
+"""Third-party clients work unchanged, each in a separate venv (created by `make verify`)."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ANSWER = "12 + 7 = 19."
 
 
 def run(client: str, program: str, *arguments: str) -> str:
-    """Run a program of a client's venv and return its output. It may only connect to the server."""
+    """Run a program in a client's venv and return its output. The program may only connect to the server."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = subprocess.run(
         [str(CLIENTS / client / "bin" / program), *arguments],

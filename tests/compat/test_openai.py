@@ -1,4 +1,4 @@
-"""The `openai` client's own methods against a real server."""
+"""Methods of the `openai` client work with a real server."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ CHOOSE: Any = {
 
 
 class Choice(pydantic.BaseModel):
-    """A structured answer that is short with any model."""
+    """The structure of a short answer."""
 
     colour: Literal["red", "green"]
     certain: bool
@@ -147,7 +147,7 @@ def test_tools_may_be_unused(client: openai.OpenAI) -> None:
 
 
 def run_task(client: openai.OpenAI, task: Task) -> str:
-    """Offer tools, make the calls that the model decides on, and return its answer from the results."""
+    """Offer tools, execute the calls that the model makes, and return its answer to the results."""
     tools: Any = [declaration(name) for name in task.tools]
     messages: Any = [{"role": "user", "content": task.question}]
     body: Any = {"model": "small", "messages": messages, "tools": tools, "temperature": 0, "max_tokens": 200}

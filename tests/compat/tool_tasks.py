@@ -1,4 +1,5 @@
-"""Ten scripted tasks for tool loops: a question, the tools offered, and what the last answer must tell.
+"""Ten scripted tasks for tool loops: a question, the offered tools, and the fact that the last answer must
+contain.
 
 Also imported by programs that run in another client's venv, so it imports nothing but the standard library.
 """
@@ -13,14 +14,15 @@ Function = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True)
 class Task:
-    """`tools` are offered for the question; the answer from the result of the right one contains `fact`."""
+    """A task: `tools` are offered for the question; an answer based on the right tool's result contains
+    `fact`."""
 
     question: str
     tools: tuple[str, ...]
     fact: str
 
     def is_answered(self, answer: str) -> bool:
-        """Return whether the answer tells the fact, and calls nothing instead."""
+        """Return whether the answer contains the fact and has no further call."""
         return self.fact in answer and "<tool_call>" not in answer
 
 
@@ -83,9 +85,9 @@ TOOLS: dict[str, Function] = {
 }  # fmt: skip
 
 TURNS = 3
-"""Replies in which a model may call tools before it has to answer."""
+"""Maximum number of replies with tool calls before the model has to answer."""
 ENOUGH = 8
-"""Tasks of the ten that the packaged model has to answer."""
+"""Number of the ten tasks that the packaged model has to solve."""
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 10_000}
 TEXT = {"type": "string", "maxLength": 20}
@@ -120,7 +122,7 @@ def declaration(name: str) -> dict[str, Any]:
 
 
 def call(name: str, arguments: dict[str, Any]) -> str:
-    """Call a tool; returns its result, or what went wrong, as text for the model."""
+    """Call a tool; return its result, or an error message for the model."""
     try:
         return json.dumps(TOOLS[name](**arguments))
     except (KeyError, TypeError) as error:

@@ -1,6 +1,6 @@
-"""LangChain's ChatOpenAI: a chat whole, streamed, with a tool, structured; and tool loops.
+"""LangChain's ChatOpenAI: a chat whole, streamed, with a tool and structured; and tool loops.
 
-Run with the Python that has it: use_langchain.py URL.
+Run it with a Python that has LangChain: use_langchain.py URL.
 """
 
 import json
@@ -27,7 +27,7 @@ def choose(colour: Literal["red", "green"]) -> str:
 
 
 def run_task(model: ChatOpenAI, task: Task) -> str:
-    """Offer tools, make the calls that the model decides on, and return its answer from the results."""
+    """Offer tools, execute the calls that the model makes, and return its answer to the results."""
     offering = model.bind_tools([declaration(name) for name in task.tools])
     messages: list[Any] = [HumanMessage(task.question)]
     for _ in range(TURNS):

@@ -1,6 +1,6 @@
-"""LiteLLM: a chat whole and streamed.
+"""LiteLLM: a chat, whole and streamed.
 
-Run with the Python that has it: use_litellm.py URL.
+Run it with a Python that has LiteLLM: use_litellm.py URL.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Ollama's client: chats whole, streamed and asynchronous, generation, models, a format, errors, tool loops.
 
-Run with the Python that has it: use_ollama.py URL.
+Run it with a Python that has Ollama's client: use_ollama.py URL.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ COLOUR = {
 
 
 def run_task(client: ollama.Client, task: Task, streamed: bool) -> str:
-    """Offer tools, make the calls that the model decides on, and return its answer from the results."""
+    """Offer tools, execute the calls that the model makes, and return its answer to the results."""
     messages: list[Any] = [{"role": "user", "content": task.question}]
     fields: Any = {"tools": [declaration(name) for name in task.tools], "options": GREEDY}
     for _ in range(TURNS):
@@ -44,7 +44,7 @@ def run_task(client: ollama.Client, task: Task, streamed: bool) -> str:
 
 
 def error_of(send: Callable[[], Any]) -> tuple[int, str]:
-    """Return status and text of the error that a request gets."""
+    """Return the status and the text of the error that a request gets."""
     try:
         send()
     except ollama.ResponseError as error:

@@ -1,4 +1,4 @@
-"""Costs from measurements: disturbances are smoothed, and long spans cost more by their pairs."""
+"""Costs are fitted to measurements: disturbances are smoothed, and long spans cost more for their pairs."""
 
 from hypothesis import given
 from hypothesis import strategies as st

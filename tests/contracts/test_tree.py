@@ -1,4 +1,4 @@
-"""Token trees: parents before children, a chain is a tree, a subtree retains its paths."""
+"""Token trees have parents before children, a chain is a tree, and a subtree retains its paths."""
 
 import pytest
 from hypothesis import given

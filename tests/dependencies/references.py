@@ -20,12 +20,12 @@ STARTED = re.compile(r"-m ((?:streamserve|tests|benchmarks)[\w.]*)")
 FILE = re.compile(r"[\w-][\w.-]*(?:/[\w.-]+)+|[\w-][\w.-]*\.\w+")
 MAX_PATH = 120
 COMMAND = "streamserve"
-"""The command line, installed and after `-m`: it can reach the whole package."""
+"""The command of the package, installed and after `-m`. It can reach the whole package."""
 DYNAMIC = ("import_module", "__import__", "iter_modules")
 
 
 class References(msgspec.Struct, frozen=True):
-    """What a file refers to.
+    """The references of a file.
 
     `modules`: dotted names; `package:name` is a name that is imported from a package or module.
     `programs`: modules that are started as programs. `paths`: relative paths that may exist.
@@ -46,7 +46,7 @@ def references(text: str, package: str, is_package: bool) -> References:
     Args:
         text: its content.
         package: the dotted name of the package that it is in, for relative imports.
-        is_package: it is an `__init__.py`: what it imports in functions, it imports for those who ask.
+        is_package: it is an `__init__.py`: names that its functions import count as exported on demand.
     """
     tree = parse(text)
     modules, programs, paths, exports, dynamic = set[str](), set[str](), set[str](), dict[str, str](), False
@@ -72,7 +72,7 @@ def references(text: str, package: str, is_package: bool) -> References:
                 modules |= _named_in(value)
                 programs |= set(STARTED.findall(value))
                 paths |= {value} if len(value) < MAX_PATH and FILE.fullmatch(value) else set()
-    if package.partition(".")[0] == COMMAND:  # it names its command in messages, and starts single modules
+    if package.partition(".")[0] == COMMAND:  # messages name the command, and the file starts single modules
         programs.discard(COMMAND)
     return References(sorted(modules), sorted(programs), sorted(paths), exports, dynamic)
 
@@ -92,7 +92,7 @@ def _exports(node: ast.Import | ast.ImportFrom, package: str) -> dict[str, str]:
 
 
 def _source(node: ast.ImportFrom, package: str) -> str:
-    """Return the absolute name of what is imported from."""
+    """Return the absolute name of the module that an import statement imports from."""
     if not node.level:
         return node.module or ""
     above = package.split(".")
@@ -120,7 +120,7 @@ def _dynamic(node: ast.Call) -> bool:
 
 
 def _named_in(text: str) -> set[str]:
-    """Return the modules that a string names, or that its code imports."""
+    """Return the modules that a string names, or that code in the string imports."""
     found = set(DOTTED.findall(text))
     for source, names in IMPORTED.findall(text):
         found |= {f"{source}:{name}" for name in re.findall(r"\w+", names)}

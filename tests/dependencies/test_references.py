@@ -1,4 +1,4 @@
-"""What the text of a file refers to."""
+"""References are found in the text of a file."""
 
 import pytest
 

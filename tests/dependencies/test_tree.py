@@ -1,4 +1,4 @@
-"""Closures, their hashes and distances: of a small repository, and of this one."""
+"""Closures, hashes and distances are correct for a small repository and for this one."""
 
 from collections.abc import Callable
 from pathlib import Path

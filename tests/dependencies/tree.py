@@ -1,7 +1,7 @@
 """The files of the repository and what each depends on directly; closures and their hashes.
 
-Reading all files takes seconds. A cache in build/ has what was read of each file, by size and time of change:
-with it, reading takes a fraction of a second.
+Reading all files takes seconds. A cache in build/ stores the references of each file by size and modification
+time; with it, reading takes a fraction of a second.
 """
 
 import hashlib
@@ -22,14 +22,15 @@ CACHE = ROOT / "build" / "dependencies.json"
 FOLDERS = (
     "src", "tests", "benchmarks", "examples", "scripts", "packaged_model", "docs", "deploy", "dist", ".ci"
 )  # fmt: skip
-"""The folders that are read, in addition to the files at the top. `dist` has the wheel that tests install."""
+"""Folders that are read, in addition to the files at the top. `dist` has the wheel that tests install."""
 ROOTS = ("src/", "", "packaged_model/")
-"""Where imports are looked up; the trainer of the packaged model is run from its folder."""
+"""Folders in which imports are looked up. The trainer of the packaged model is run from its folder."""
 RESULTS = ("tests/results", "benchmarks/results", "tests/durations.json")
-"""What runs write. No result depends on another one: only tests of pages read them."""
+"""Files that runs write. Results do not depend on each other: only tests of pages read them."""
 RENDERER = "benchmarks/figures"
 SHOWS_RESULTS = (RENDERER, "tests/docs")
-"""What renders results and checks that. Programs that write results start it, and do not depend on it."""
+"""Programs that render results, and tests of the pages. Programs that write results start them, but do not
+depend on them."""
 READS_EVERYTHING = ("tests/docs", "tests/test_language.py", "tests/dependencies/test_tree.py")
 """Tests whose files name any file of the repository, or read all of them."""
 NAMES_ONLY = (
@@ -37,14 +38,14 @@ NAMES_ONLY = (
 )  # fmt: skip
 """Code whose strings name files of the repository without reading them."""
 EVERYWHERE = "pyproject.toml"
-"""Dependencies and settings of the tools: everything depends on it."""
+"""Files that everything depends on: dependencies and settings of the tools."""
 RENDERED = re.compile(
     rb"(<!-- figures: \S+ -->\n).*?(?=<!-- end -->)|(<!--=[\w.-]+-->).*?(?=<!--/-->)", re.DOTALL
 )
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A file as it was read: `stamp` has its time of change in nanoseconds and its size in bytes."""
+    """A file as it was read. `stamp` has its modification time in nanoseconds and its size in bytes."""
 
     stamp: tuple[int, int]
     digest: str
@@ -70,7 +71,8 @@ class Tree:
     far: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def closure(self, paths: Iterable[str]) -> list[str]:
-        """Return the files that these files, or those in these folders, can reach; themselves included."""
+        """Return the files that these files, or the files in these folders, can reach, including
+        themselves."""
         reached = 0
         for path in paths:
             for name in self.below(path):
@@ -82,7 +84,8 @@ class Tree:
         return digest_of(f"{name}\0{self.files[name].digest}\n" for name in self.closure(paths))
 
     def distances(self, changed: Collection[str]) -> dict[str, int]:
-        """Return the number of imports from a file to the nearest changed one, where there is such a path."""
+        """Return the number of imports from a file to the nearest changed file, for files that have such a
+        path."""
         users: dict[str, list[str]] = {}
         for name, used in self.near.items():
             for other in used:
@@ -116,7 +119,7 @@ class Tree:
 
     @cached_property
     def _reach(self) -> dict[str, int]:
-        """Return the closure of each file as a set of bits, by position in the sorted names."""
+        """Return the closure of each file as a set of bits; bit i stands for the i-th of the sorted names."""
         numbers = {name: number for number, name in enumerate(self._names)}
         direct = {name: self.near[name] | self.far[name] for name in self._names}
         reach = {name: 1 << number for name, number in numbers.items()}
@@ -133,12 +136,12 @@ class Tree:
 
 
 def content(*paths: str) -> str:
-    """Return the hash of what these files and folders depend on, as the working tree has it now."""
+    """Return the hash of the content that these files and folders depend on, in the current working tree."""
     return read().content(paths)
 
 
 def read(root: Path = ROOT, cache: Path | None = CACHE) -> Tree:
-    """Read the repository; with `cache`, only what has changed since the last reading."""
+    """Read the repository. With `cache`, only files that have changed since the last reading are read."""
     rules = digest_of(
         file.read_text() for file in (Path(__file__), Path(__file__).with_name("references.py"))
     )
@@ -155,7 +158,7 @@ def read(root: Path = ROOT, cache: Path | None = CACHE) -> Tree:
 
 
 def is_in(name: str, folders: str | Iterable[str]) -> bool:
-    """Return whether a path is one of these, or in one of them."""
+    """Return whether a path is one of these paths, or inside one of them."""
     folders = (folders,) if isinstance(folders, str) else folders
     return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
 
@@ -174,7 +177,7 @@ def digest_of(texts: Iterable[str]) -> str:
 
 
 def _listed(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the files with their stamps, without what tools and Python write."""
+    """Yield the files with their stamps, without files that tools and Python write."""
     for name in sorted(os.listdir(root)):
         if (root / name).is_file() and (not name.startswith(".") or name.endswith("ignore")):
             yield name, _stamp(os.stat(root / name))
@@ -208,7 +211,7 @@ def _read(root: Path, name: str, stamp: tuple[int, int], known: Source | None) -
     package = module if is_package else module.rpartition(".")[0]
     try:
         return Source(stamp, digest, references(data.decode(), package, is_package))
-    except SyntaxError:  # half written, or meant to be: its own test will say so
+    except SyntaxError:  # incomplete, or invalid on purpose; the file's own test reports it
         return Source(stamp, digest, References())
 
 
@@ -219,7 +222,7 @@ def _module_name(name: str) -> str:
 
 
 def _stored(cache: Path | None, rules: str) -> dict[str, Source]:
-    """Return what is in the cache; nothing if it cannot be read, or was written by other rules."""
+    """Return the content of the cache; an empty one if it cannot be read or was written by other rules."""
     try:
         stored = msgspec.json.decode(cache.read_bytes(), type=_Cache) if cache else None
     except (OSError, msgspec.DecodeError):
@@ -228,7 +231,7 @@ def _stored(cache: Path | None, rules: str) -> dict[str, Source]:
 
 
 def _write(cache: Path, content: _Cache) -> None:
-    """Replace the cache at once: other processes may read it."""
+    """Replace the cache atomically, because other processes may read it."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     part = cache.with_suffix(f".{os.getpid()}")
     part.write_bytes(msgspec.json.encode(content))
@@ -273,7 +276,7 @@ class _Index:
         self.unseen = self.results | {name for name in files if is_in(name, SHOWS_RESULTS)}
 
     def modules(self, found: References) -> set[str]:
-        """Return the files of the modules that are imported, with the packages around them."""
+        """Return the files of the imported modules, and of the packages that contain them."""
         files: set[str] = set()
         for name in found.modules:
             if name not in self._modules:
@@ -282,11 +285,11 @@ class _Index:
         return files
 
     def _module(self, module: str, member: str = "") -> set[str]:
-        """Return the files of a module, or of what is imported from it: a module in it, or a name."""
+        """Return the files of a module, or of the module that an imported name belongs to."""
         if member and (file := self._file(f"{module}.{member}")):
             return {file, *self.packages(file)}
         names = module.split(".")
-        for length in range(len(names), 0, -1):  # of a module, a class and its attribute, the module
+        for length in range(len(names), 0, -1):  # the module, if a class and its attribute follow
             if file := self._file(".".join(names[:length])):
                 return {
                     file,
@@ -296,7 +299,8 @@ class _Index:
         return set()
 
     def _exported(self, file: str, member: str) -> set[str]:
-        """Return the files of a name that a package imports when it is asked for; of all if none is named."""
+        """Return the files that define a name which a package imports on demand; of all such names if none is
+        given."""
         source = self._files[file].references
         exports = source.exports if source else {}
         named = (
@@ -313,7 +317,7 @@ class _Index:
         return None
 
     def packages(self, name: str) -> set[str]:
-        """Return what Python and pytest import before the file: packages around it, and `conftest.py`."""
+        """Return the files that Python and pytest import before the file: its packages, and `conftest.py`."""
         before = {f"{folder}/__init__.py" for folder in _folders(name)}
         if is_test(name) or name.endswith("/conftest.py"):
             before |= {f"{folder}/conftest.py" for folder in _folders(name)}
@@ -344,7 +348,8 @@ class _Index:
         return files
 
     def paths(self, name: str, found: References) -> set[str]:
-        """Return the files and folders that a file names by a path from its folder, or from one above.
+        """Return the files and folders that a file names by a path relative to its folder or to a folder
+        above it.
 
         A file that imports modules by computed names depends on its whole folder.
         """
@@ -360,6 +365,6 @@ class _Index:
 
 
 def _folders(name: str) -> list[str]:
-    """Return the folders that a file is in, the innermost first, without the repository's."""
+    """Return the folders that contain a file, innermost first, without the repository's top folder."""
     parts = name.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]

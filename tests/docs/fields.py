@@ -1,4 +1,4 @@
-"""The fields of requests by how the documentation classes them."""
+"""The fields of requests, by the class that the documentation puts them in."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ CLASSES = ("obeyed", "without effect (warning)", "refused (400)")
 
 
 def fields_of(kind: str, route: str) -> set[str]:
-    """The names of a route's fields of one class."""
+    """Return the names of a route's fields in one class."""
     struct, others = ROUTES[route]
     names: Mapping[str, set[str]] = {
         CLASSES[0]: set(struct.__struct_fields__),

@@ -16,7 +16,7 @@ CODE = re.compile(r"^```.*?^```|^(?: {4}[^\n]*\n)+|`[^`\n]*`", re.MULTILINE | re
 
 
 def prose(page: Path) -> str:
-    """Return the page without code: no link is meant there."""
+    """Return the page without code, in which links are not links."""
     return CODE.sub("", page.read_text(encoding="utf-8"))
 
 

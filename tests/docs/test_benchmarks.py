@@ -15,7 +15,7 @@ INTERNAL = {
     "benchmarks.papers.wire": "started by benchmarks.papers.star_hosts",
     "benchmarks.figures": "renders pages",
 }
-"""Programs that are no benchmark."""
+"""Programs in the folder that are not benchmarks."""
 NOT_MEASURED = "not measured"
 MODULE = re.compile(r"(?<![\w./])benchmarks(?:\.[a-z]\w*)+\b(?!\.json|/)")
 LINK = re.compile(r"\[[^]]*\]\(([^)#]+)[^)]*\)")
@@ -26,7 +26,7 @@ def module(script: Path) -> str:
 
 
 def benchmarks() -> set[str]:
-    """Return the modules that can be started."""
+    """Return the modules that can be run as programs."""
     scripts = (file for file in FOLDER.rglob("*.py") if 'if __name__ == "__main__"' in file.read_text())
     return {module(script) for script in scripts} - INTERNAL.keys()
 
@@ -67,7 +67,8 @@ def test_every_benchmark_has_a_smoke_run_or_says_what_it_needs() -> None:
 
 def test_benchmarks_that_pages_and_scripts_name_exist() -> None:
     pages = {*ROOT.glob("*.md"), ROOT / "Makefile", *(ROOT / "docs").rglob("*.md"), *FOLDER.rglob("*.py")}
-    pages -= {ROOT / "docs" / "results" / "files.md"}  # quotes result files, with the names of their time
+    # excluded: it quotes result files by the names that they had at the time
+    pages -= {ROOT / "docs" / "results" / "files.md"}
     named = {name for page in pages for name in MODULE.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 40
     files = {module(file).removesuffix(".__init__") for file in FOLDER.rglob("*.py")} - {"benchmarks"}

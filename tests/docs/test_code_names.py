@@ -1,8 +1,8 @@
 """Files, functions and fields that docstrings and comments name exist.
 
-What is checked: a path or file name, a name in backticks, a name followed by `()`. A name exists if code has
-each of its words; a docstring of src/ names code of src/. A member of a class, such as `Engine.step`, is a
-word of a file that defines the class.
+The test checks each path or file name, a name in backticks, a name followed by `()`. A name exists if code
+has each of its words; a docstring of src/ names code of src/. A member of a class, such as `Engine.step`, is
+a word of a file that defines the class.
 """
 
 import re
@@ -20,7 +20,7 @@ CHECKED = ("src/streamserve/", "tests/", "benchmarks/", "examples/")
 CODE = {".py", ".cpp", ".h", ".js", ".html", ".css"}
 SETTINGS = {".toml", ".yml", ".yaml"}
 DATA = ("src/streamserve/embedded/", "tests/api/recorded/")
-"""Folders of texts that are no code."""
+"""Folders of texts that are not code."""
 
 FOREIGN = {
     "llama.cpp": "a project",
@@ -34,7 +34,7 @@ FOREIGN = {
     "model.layers.LAYER.LINEAR": "a pattern",
     "_post_": "a part of names",
 }
-"""Names that lead nowhere in this repository, and whose they are."""
+"""Names that do not exist in this repository, and the project that each belongs to."""
 
 TRIPLE_QUOTED = re.compile(r'(^[ \t]*)?[rbf]*"""(.*?)"""', re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"(?:^|\s)(?:#|//) (.*)$", re.MULTILINE)
@@ -76,7 +76,8 @@ def source(text: str) -> Source:
 
 @dataclass(frozen=True)
 class Repository:
-    """What names can lead to: files, also by the ends of their paths, and the words of code."""
+    """The files and words that names can refer to: files also by the ends of their paths, and the words of
+    code."""
 
     files: Mapping[str, Source]
     ends: frozenset[str]
@@ -85,7 +86,7 @@ class Repository:
     class_words: Mapping[str, frozenset[str]]
 
     def absent(self, name: str, prose: str) -> list[str]:
-        """Return the names in the prose of a file that lead nowhere."""
+        """Return the names in the prose of a file that refer to nothing."""
         words = self.product_words if name.startswith("src/") else self.words
         named = {*IN_BACKTICKS.findall(prose), *CALLED.findall(prose)}
         paths = set(PATH.findall(prose))

@@ -1,4 +1,4 @@
-"""The table of fields in the guide to the API is made from the code that obeys, takes and refuses them."""
+"""The API guide's table of fields is generated from the code that obeys, accepts and refuses them."""
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ UNKNOWN = "| unknown (warning) | all | every other field |"
 
 
 def table() -> str:
-    """The table: for each class the fields, by the routes for which it holds."""
+    """Return the table: for each class its fields, with the routes to which the class applies."""
     lines = ["| class | routes | fields |", "|---|---|---|"]
     for kind in CLASSES:
         by_routes: dict[tuple[str, ...], list[str]] = {}
@@ -25,7 +25,7 @@ def table() -> str:
 
 def test_the_guide_has_the_table() -> None:
     page = DOCS / "guides" / "api.md"
-    assert table() in page.read_text(encoding="utf-8"), f"put this table into {page.name}:\n{table()}"
+    assert table() in page.read_text(encoding="utf-8"), f"copy this table into {page.name}:\n{table()}"
 
 
 @pytest.mark.parametrize("route", ROUTES)

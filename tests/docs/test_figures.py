@@ -1,4 +1,4 @@
-"""Tables and numbers of the pages are those of the result files."""
+"""Tables and numbers of the pages equal the result files."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Copy = Callable[[str], Path]
 
 @pytest.fixture
 def copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Copy:
-    """Return a function that writes a page of its own repository, with this text."""
+    """Return a function that writes a page with this text into a copy of the repository."""
     monkeypatch.setattr("benchmarks.figures.page.ROOT", tmp_path)
 
     def write(text: str) -> Path:
@@ -35,7 +35,7 @@ def test_pages_have_the_values_of_the_result_files(page: Path) -> None:
 
 @pytest.mark.parametrize("page", MARKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_change_by_hand_is_found(page: Path, copy: Copy) -> None:
-    """Change each number and each table's last digit, and expect the page to differ."""
+    """If any number or the last digit of a table is changed by hand, the check reports the page."""
     text = page.read_text(encoding="utf-8")
     spans = [match.span(2) for match in NUMBER.finditer(text)]
     spans += [match.span(3) for match in TABLE.finditer(text)]

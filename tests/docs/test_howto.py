@@ -1,4 +1,4 @@
-"""The examples of the how-to pages apply to the source as it is."""
+"""The diffs of the how-to pages apply to the current source."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ PAGES = sorted(page for page in (DOCS / "design" / "howto").glob("*.md") if page
 
 
 def applies(diff: str) -> str:
-    """Return why a diff does not apply to the checkout; nothing if it does."""
+    """Return why a diff does not apply to the checkout; an empty string if it applies."""
     command = ["git", "apply", "--check", "--whitespace=nowarn", "-"]
     return subprocess.run(command, cwd=ROOT, input=diff, capture_output=True, text=True, check=False).stderr
 

@@ -1,4 +1,4 @@
-"""Every relative link and anchor of the pages leads somewhere, and the site's navigation has every page."""
+"""Every relative link and anchor of the pages has a target, and the site's navigation has every page."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,8 @@ from tests.docs.pages import DOCS, PAGES, ROOT, anchors, links, prose
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """In the site, which has a copy of each linked file, a link must not lead to a folder."""
+    """Every link leads to a file. A folder would not work in the site, which has a copy of each linked
+    file."""
     broken = []
     for link in links(page):
         path, _, anchor = link.partition("#")
@@ -39,6 +40,6 @@ def test_pages_have_one_title_and_are_not_long(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lists_begin_after_an_empty_line(page: Path) -> None:
-    """Python-Markdown takes a list directly after a sentence as part of it."""
+    """A list follows an empty line: Python-Markdown would take it as part of the sentence before."""
     text = prose(page)
     assert not re.findall(r"^[A-Za-z`*(][^\n|]*[^\n]\n(?:[-*]|1\.) .*$", text, re.MULTILINE)

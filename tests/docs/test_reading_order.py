@@ -1,4 +1,4 @@
-"""The page of what to read has each package once, with its number of lines."""
+"""The page on reading order lists each package once, with its number of lines."""
 
 import re
 
@@ -12,7 +12,7 @@ ROWS = ROW.findall((DOCS / "design" / "index.md").read_text(encoding="utf-8"))
 
 
 def packages() -> set[str]:
-    """Return the packages with code, those of optional parts by `extras/` and their name."""
+    """Return the packages with code; optional ones as `extras/` with their name."""
     folders = [
         folder for folder in (*SOURCE.iterdir(), *(SOURCE / "extras").iterdir()) if list(folder.glob("*.py"))
     ]

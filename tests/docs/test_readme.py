@@ -1,4 +1,4 @@
-"""The commands of the README work as typed in a fresh clone: in its environment, with flags that exist."""
+"""The commands in the README work as typed in a fresh clone, and their flags exist."""
 
 import re
 import shlex
@@ -64,7 +64,7 @@ def test_every_command_is_run_by_the_script() -> None:
     assert {"source .venv/bin/activate", "make serve", "make wheel", "make docs", "make test"} <= {
         text.partition("  ")[0] for text in run
     }
-    assert "python -" in run, "the block of Python"
+    assert "python -" in run, "the README has no block of Python"
 
 
 @pytest.mark.parametrize(

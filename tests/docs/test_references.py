@@ -1,4 +1,4 @@
-"""Code that the design pages name exists: `package/module.py`, with `:name` or `:Class.method`."""
+"""Code that design pages name exists, in the form `package/module.py` with `:name` or `:Class.method`."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ REFERENCE = re.compile(r"\b((?:[a-z_]+/)+[a-z_0-9]+\.py)(?::([A-Za-z_][\w.]*\w))
 
 @cache
 def defined(module: Path) -> frozenset[str]:
-    """Return the names at the top of a module, and the methods and fields of its classes."""
+    """Return the top-level names of a module, and the methods and fields of its classes."""
     names = set()
     for node in parse(module).body:
         for name in _names(node):
@@ -39,7 +39,7 @@ def _names(node: ast.stmt) -> list[str]:
 
 
 def absent(text: str) -> list[str]:
-    """Return the references in a text that lead nowhere."""
+    """Return the references in a text that refer to nothing."""
     wrong = []
     for path, name in REFERENCE.findall(text):
         module = next((folder / path for folder in FOLDERS if (folder / path).is_file()), None)
@@ -49,7 +49,7 @@ def absent(text: str) -> list[str]:
 
 
 def without_diffs(page: Path) -> str:
-    """Return the page without what its diffs and code would add."""
+    """Return the page without its diffs, which name code that does not exist yet."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,5 @@
-"""The page on differences from vLLM lists all fields that differ, and says what the code does with them."""
+"""The page on differences from vLLM lists all fields that differ, and describes correctly how the code
+handles them."""
 
 import re
 
@@ -67,4 +68,4 @@ def test_every_event_of_vllm_is_there_or_in_the_table() -> None:
     listed = {field for field, where in ABSENT_ROWS if where == "events"}
     missing = {event for event in EVENTS if f'"{event}"' not in sources}
     assert missing == listed | {"response.completed"}
-    assert 'f"response.{response.status}"' in sources, "the last event, which is named by the status"
+    assert 'f"response.{response.status}"' in sources, "the last event's name depends on the status"

@@ -1,4 +1,5 @@
-"""The names of fields and events in vLLM's request and reply schemas, for comparison with this server's.
+"""The names of fields and events in vLLM's request and reply schemas, for comparison with the schemas of this
+server.
 
 From vllm/entrypoints/openai: chat_completion/protocol.py and completion/protocol.py at commit 002032ee2b18,
 responses/protocol.py at commit 010a69cea9ac.
@@ -73,7 +74,7 @@ REPLIES = {
         "reasoning_tokens tool_output_tokens output_tokens_per_turn tool_output_tokens_per_turn"
     ),
 }
-"""Fields of replies by their part."""
+"""Fields of replies, by part of the reply."""
 
 EVENTS = _names(
     """

@@ -17,7 +17,7 @@ def welcome(nonce: int, tag: int, model: str = "draft") -> Welcome:
 
 
 class Side:
-    """A client with a clock that the test sets; `open` answers its Hellos."""
+    """A draft client with a clock that the test sets. `open` completes the handshake with its services."""
 
     def __init__(self, links: int = 1, **fields) -> None:
         addresses = [f"tcp://host{number}:1" for number in range(links)]
@@ -32,9 +32,9 @@ class Side:
                 self.client.heard(out.link, welcome(out.message.nonce, next(self.tags)), self.now)
 
     def begin(self, tokens, retained=0, epoch=0, params=GREEDY, depth=4, id=1) -> list:
-        """Request a tree after the first `retained` tokens of the sequence as it was, and `tokens`."""
+        """Request a tree after a sequence that consists of its first `retained` tokens and `tokens`."""
         text = self.texts.setdefault(id, [])
-        if retained < len(text):  # an edit makes a new list
+        if retained < len(text):  # an edited sequence is a new list
             text = self.texts[id] = text[:retained]
         text += tokens
         request = DraftRequest(id, epoch, text, len(text), 0, 0, params, depth, 1, depth, 0, [])

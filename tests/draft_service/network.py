@@ -1,4 +1,4 @@
-"""Real processes: a draft service, and a faulty network between it and its targets."""
+"""Runs a real draft service, and a faulty network between the service and its targets."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ class Drafting:
         self.process.wait(20)
 
     def metric(self, name: str) -> float:
-        """Return a metric of a service with `--metrics` by its name."""
+        """Return the value of a metric of a service that was started with `--metrics`."""
         (line,) = (line for line in self.lines if "/metrics" in line)
         with urllib.request.urlopen(line.split()[-1]) as reply:
             text = reply.read().decode()
@@ -50,8 +50,8 @@ class Drafting:
 
 @contextlib.contextmanager
 def drafting(model: str, *flags: str, port: int = 0) -> Iterator[Drafting]:
-    """Run a service on loopback; stop it at the end of the block, and require that it exits."""
-    with tempfile.TemporaryDirectory() as own:  # one that is killed clears nothing away
+    """Run a service on loopback; at the end of the block, stop it and check that it exits."""
+    with tempfile.TemporaryDirectory() as own:  # a killed service does not remove its files
         listen = [] if "--listen" in flags else ["--listen", f"tcp://127.0.0.1:{port}"]
         process = Command(
             ["draft", model, *listen, *flags],
@@ -152,7 +152,7 @@ class Network(threading.Thread):
         return self._backs[peer]
 
     def _reconnect(self) -> None:
-        """Give all targets new connections; messages in flight are lost."""
+        """Give all targets new connections. Messages in flight are lost."""
         self.broken += 1
         self._held.clear()
         for return_seconds in self._backs.values():

@@ -55,7 +55,7 @@ class ServiceClient:
         return self.service.heard(peer, message, self.now, key) if refused is None else refused
 
     def draft_batch(self) -> list[str]:
-        """Draft one batch; return the names of the targets that were answered, in order."""
+        """Draft one batch; return the names of the targets that received answers, in order."""
         outs = self.draft_outputs()
         return [out.peer.decode() for out in outs if isinstance(out.message, Drafts)]
 

@@ -1,5 +1,5 @@
-"""A drafter of simulated engines that is the client of draft services, without sockets: client, services and
-their draft models run in the virtual time of the engine's executor."""
+"""A drafter for simulated engines that is a client of draft services, without sockets. Client, services and
+draft models run in the virtual time of the engine's executor."""
 
 import random
 from collections import Counter
@@ -19,17 +19,17 @@ from streamserve.simulate.executor import CostExecutor
 
 STEP_SECONDS, BATCH_SECONDS = 0.05, 0.003
 CONFIG = ServiceConfig(num_blocks=40, block_size=8, max_read=16, limits=Limits(by_model=False))
-"""Fewer blocks than a few long prompts need, so that KV is evicted and computed again."""
+"""A configuration with fewer blocks than a few long prompts need, so that KV is evicted and recomputed."""
 
 
 @dataclass
 class SimulatedService:
-    """A service and the draft model it drafts with, whose KV shows when it is of other tokens."""
+    """A service and its draft model, which detects KV that belongs to other tokens."""
 
     service: Service
     drafter: SimulatedDrafter
     read: int = 0
-    """Tokens that were read ahead of a request for a tree."""
+    """Number of tokens that were read before a tree was requested."""
 
     def run(self, now: float) -> list[TargetReply]:
         """Draft one batch; return the answers."""
@@ -48,8 +48,8 @@ class SimulatedService:
 
 
 class ServiceDrafter:
-    """Implements contracts.plan.Drafter with `services` services. Their trees come after the step's with
-    probability `late`; then they are used in the next one as far as the text followed them."""
+    """Implements contracts.plan.Drafter with `services` services. With probability `late` their trees arrive
+    too late for the step; they are then used in the next step, as far as the text followed them."""
 
     group = None
 
@@ -76,12 +76,12 @@ class ServiceDrafter:
         addresses = [f"tcp://host{number}:1" for number in range(services)]
         self.client = DraftClient(TargetIdentity("t", "v", "target", vocabulary), addresses, seed)
         self.trees = 0
-        """Trees of services that the engine was given."""
+        """Number of trees from services that the engine received."""
         self._by_service: Counter[int | None] = Counter()
         self._taken: dict[int, tuple[int, TokenTree]] = {}
 
     def maintain(self) -> None:
-        """Do what a worker does between steps."""
+        """Run the work that a worker does between steps."""
         self.now += STEP_SECONDS
         self._exchange(self.client.tick(self.now))
 
@@ -94,12 +94,13 @@ class ServiceDrafter:
 
     @property
     def read_ahead(self) -> int:
-        """Tokens that services read before trees were requested."""
+        """Return the number of tokens that services read before trees were requested."""
         return sum(simulated.read for simulated in self.services)
 
     @property
     def shared_trees(self) -> int:
-        """Trees of the service that gave the fewest, 0 with a single one."""
+        """Return the number of trees from the service that sent the fewest; 0 if there is only one
+        service."""
         count = len(self.services)
         return min(self._by_service[number] for number in range(count)) if count > 1 else 0
 
@@ -121,7 +122,7 @@ class ServiceDrafter:
         self.client.sequences.release(ids)
 
     def run_services(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Let the services work, at the same time, until nothing waits."""
+        """Let all services work in parallel until no message waits."""
         working = True
         while working and not until():
             working = False

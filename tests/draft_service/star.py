@@ -1,4 +1,4 @@
-"""A StarSD system in virtual time: services and targets on one event heap, over a faulty network."""
+"""A StarSD system in virtual time: services and targets share one event heap and a faulty network."""
 
 import heapq
 import itertools
@@ -27,7 +27,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def draft_token(tokens: list[int], accepted: float = 0.8) -> int:
-    """Return the fake draft model's token after `tokens`, which is mostly the target's."""
+    """Return the fake draft model's token after `tokens`, which is mostly the target's token."""
     token = next_token(tokens)
     chance = blake2b(bytes([*tokens, 255]), digest_size=2).digest()
     return token if int.from_bytes(chance, "little") < accepted * 65536 else (token + 1) % VOCAB
@@ -43,8 +43,8 @@ def chain(tokens: list[int], depth: int, accepted: float = 0.8) -> TokenTree:
 
 
 class FakeDrafter:
-    """contracts.plan.Drafter whose KV is the tokens that were written, block by block, so that its tokens
-    are wrong as soon as a block is stale or of another sequence."""
+    """contracts.plan.Drafter whose KV is the tokens that were written, block by block, so its draft tokens
+    are wrong as soon as a block is stale or belongs to another sequence."""
 
     def __init__(self, num_blocks: int, block_size: int, accepted: float = 0.8) -> None:
         self.accepted = accepted
@@ -85,8 +85,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Place:
-    """What differs between services: the seconds of a batch are `slower` times those of others, messages take
-    `far` seconds more, and its draft tokens are the target's with probability `accepted`."""
+    """The properties in which services differ: `slower` multiplies the seconds of a batch, `far` is added to
+    the delay of messages, and `accepted` is the probability that a draft token is the target's."""
 
     slower: float = 1.0
     far: float = 0.0
@@ -95,7 +95,7 @@ class Place:
 
 @dataclass(eq=False)
 class Text:
-    """A sequence of a target."""
+    """The text of a sequence on a target."""
 
     id: int
     tokens: list[int]
@@ -105,8 +105,8 @@ class Text:
 
 @dataclass(eq=False)
 class Target:
-    """A target with `width` sequences at a time: requests, waits for `max_wait` seconds, verifies for
-    `verify`."""
+    """A target with `width` concurrent sequences. It requests trees, waits for at most `max_wait` seconds,
+    and verifies for `verify` seconds."""
 
     name: str
     client: DraftClient
@@ -129,13 +129,13 @@ class Target:
         return {link.number: self.max_wait for link in self.client.links}
 
     def placed(self) -> list[int | None]:
-        """Return the service of each sequence."""
+        """Return the name of each sequence's service."""
         known = self.client.sequences.by_id
         return [known[text.id].service if text.id in known else None for text in self.texts]
 
 
 class Star:
-    """`services` services and `targets` targets, with all randomness from `rng`."""
+    """A system of `services` services and `targets` targets. `rng` is the only source of randomness."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Star:
             self.after(rng.random() * 0.01, lambda target=target: self._begin(target))
 
     def start(self, number: int) -> None:
-        """Start a service, without any state of earlier ones."""
+        """Start a service, without the state of an earlier one of that name."""
         self._lives[number] += 1
         secret = lambda: self.rng.randbytes(16)  # noqa: E731
         self.services[number] = Service(IDENTITY, self.config, secret)
@@ -249,7 +249,7 @@ class Star:
             self._collect(target)
 
     def _draft(self, number: int) -> None:
-        """The work-conserving loop."""
+        """Run the service's work-conserving loop."""
         service, life = self.services[number], self._lives[number]
         if service is None or self._busy[number]:
             return
@@ -297,7 +297,7 @@ class Star:
         text.epoch, text.outputs = text.epoch + 1, 0
 
     def _collect(self, target: Target) -> None:
-        """Verify the received trees; continue afterwards."""
+        """Verify the received trees, and continue."""
         target.waiting_since = None
         trees = target.client.sequences.pop_trees()
         new = [(text, self._verify(text, trees.get(text.id))) for text in target.texts]
@@ -305,7 +305,7 @@ class Star:
         self.after(target.verify, lambda: self._commit(target, new, drafted))
 
     def _verify(self, text: Text, tree: TokenTree | None) -> list[int]:
-        """Return the new tokens of a sequence, of which a tree has all but the last."""
+        """Return the new tokens of a sequence: the accepted draft tokens, and one more token."""
         new = [next_token(text.tokens)]
         if tree is not None:
             assert tree.tokens[0] == text.tokens[-1], "a tree for other tokens"
@@ -317,7 +317,7 @@ class Star:
         return new
 
     def _check(self, tree: TokenTree, tokens: list[int]) -> None:
-        """Assert that every draft token is a draft model's after exactly these tokens."""
+        """Assert that every draft token is what the draft model returns after exactly these tokens."""
         for node in range(1, len(tree)):
             path = [tree.tokens[n] for n in tree.path(node)]
             drafted = {draft_token(tokens + path[1:-1], place.accepted) for place in self.places}

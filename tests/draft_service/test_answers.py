@@ -1,4 +1,4 @@
-"""A target validates every tree: wrong answers are dropped and counted, and lead to probation."""
+"""A target validates every tree: wrong answers are dropped, counted, and lead to probation."""
 
 import logging
 import math
@@ -145,7 +145,7 @@ def test_answers_that_come_late_or_twice_are_dropped_and_are_no_fault() -> None:
 
 
 def send_wrong_answer(side: Side) -> None:
-    """Send one wrong answer."""
+    """Send an answer with a wrong tree."""
     answer(side, Draft(1, 0, 1 << 40, None))
 
 
@@ -161,7 +161,7 @@ def test_several_wrong_answers_put_a_service_on_probation(caplog: pytest.LogCapt
     assert link.on_probation(side.now)
     assert not link.open
     assert side.client.placement.measured({}, side.now) == []
-    assert side.begin([4], retained=3) == [], "nothing is requested of it"
+    assert side.begin([4], retained=3) == [], "nothing is requested from a service on probation"
     side.answer(delta.number, 4, root=3)
     assert side.take() is None, "its answers are ignored"
     (line,) = (record.getMessage() for record in caplog.records)
@@ -249,7 +249,7 @@ def test_a_flood_is_not_even_decoded() -> None:
     read = sum(side.client.size(0, 100, side.now) for _ in range(100_000))
     assert read <= 20_000
     assert side.client.rejected == {"flood": 1}
-    assert side.client.links[0].on_probation(side.now), "at once"
+    assert side.client.links[0].on_probation(side.now), "the service is put on probation at once"
 
 
 def test_refusals_are_logged_once_and_truncated(caplog: pytest.LogCaptureFixture) -> None:
@@ -272,7 +272,7 @@ def test_pings_of_this_session_are_answered() -> None:
             if isinstance(out.message, Ping):
                 pong = Pong(side.client.links[0].tag, out.message.sent, 0.0, 0.0, 1)
                 side.client.heard(0, pong, side.now)
-                side.client.heard(0, pong, side.now)  # the network doubles it
+                side.client.heard(0, pong, side.now)  # the network duplicates the message
     assert side.client.rejected == {}
 
 

@@ -1,4 +1,4 @@
-"""Limits on the resources that one client of a draft service uses, and their effect on other clients."""
+"""A client of a draft service has limited resources, and its load has a limited effect on other clients."""
 
 import random
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def hello(client: ServiceClient, name: str, key: str):
     return client.hello(name, key=key).message
 
 
-# Before a message is decoded
+# Limits before a message is decoded
 
 
 def test_bytes_are_charged_by_the_size_of_frames():
@@ -33,7 +33,7 @@ def test_bytes_are_charged_by_the_size_of_frames():
     assert (exceeded_limit.reason, exceeded_limit.retry, exceeded_limit.notify) == ("bytes", 1.0, True)
     assert not rate_limits.charge(b"a", MIB, NOTIFY_SECONDS / 2).notify, "notified a moment ago"
     assert rate_limits.charge(b"a", MIB, 1.0) is None
-    assert rate_limits.charge(b"b", MIB, 1.0) is None, "another client has its own"
+    assert rate_limits.charge(b"b", MIB, 1.0) is None, "another client has a separate budget"
 
 
 def test_a_message_larger_than_the_burst_does_not_wait_for_ever():
@@ -44,7 +44,7 @@ def test_a_message_larger_than_the_burst_does_not_wait_for_ever():
 
 @pytest.mark.parametrize("greedy", [1, 20])
 def test_each_client_gets_its_share_of_the_total_rate(greedy):
-    """A client below an equal share of the total is always read, however much others send."""
+    """A client below an equal share of the total rate is always read, however much other clients send."""
     rate_limits = RateLimiter(Limits(byte_rate=4.0 * MIB, byte_burst=4.0 * MIB, total_byte_rate=8.0 * MIB))
     read = dict.fromkeys(range(greedy), 0)
     small = turned_away = 0
@@ -58,7 +58,7 @@ def test_each_client_gets_its_share_of_the_total_rate(greedy):
             turned_away += rate_limits.charge(b"small", 2048, now) is not None
     assert turned_away == 0
     assert small == 400
-    bursts = 8.0 * MIB + greedy * MIB  # of the total, and of each client's part
+    bursts = 8.0 * MIB + greedy * MIB  # of the total rate, and of each client's share
     assert sum(read.values()) <= 4 * 8.0 * MIB + 4 * bursts
     assert sum(read.values()) >= 4 * min(8.0, 4.0 * greedy) * MIB * 0.8
     assert min(read.values()) >= 0.2 * max(read.values())
@@ -81,7 +81,7 @@ def test_a_client_beyond_its_rate_gets_the_reason_and_a_retry_time():
     assert refused(client)["bytes"] > 10
 
 
-# What is kept
+# Limits on stored data
 
 
 def stored_sequences(client: ServiceClient, name: str) -> int:
@@ -146,7 +146,7 @@ def test_released_sequences_and_closed_sessions_are_not_counted():
     assert not client.service.memory._holders
 
 
-# Sessions, and which of them are drafted for
+# Limits on sessions, and which sessions are drafted for
 
 
 def test_a_client_with_all_sessions_loses_one_to_another_client():
@@ -156,7 +156,7 @@ def test_a_client_with_all_sessions_loses_one_to_another_client():
     assert hello(client, "greedy-4", "g") == Busy(7, 0, 1.0, "sessions")
     for name in ("one", "two", "three"):
         assert isinstance(hello(client, name, name), Welcome)
-    assert hello(client, "four", "four") == Busy(7, 0, 1.0, "sessions"), "each has one"
+    assert hello(client, "four", "four") == Busy(7, 0, 1.0, "sessions"), "each client has one session"
     keys = sorted(session.key for session in client.service.sessions.values())
     assert keys == ["g", "one", "three", "two"]
 
@@ -190,7 +190,7 @@ def test_the_first_session_of_each_client_is_drafted_for_before_the_second_of_an
 
 
 def two_gain(client: ServiceClient) -> None:
-    """Make drafting so expensive that only two targets gain by it."""
+    """Make drafting so expensive that only two targets benefit from it."""
     statistics = client.service.statistics
     for _ in range(40):
         statistics.returned(0.04, 0.04, 0.03)
@@ -229,11 +229,11 @@ def test_batches_are_bounded_in_nodes_and_tokens():
     assert batches > 20
 
 
-# One greedy client and a modest one
+# One greedy client and one modest client
 
 
 def latency(client: ServiceClient, crowd: Callable[[], None], rounds: int = 60) -> list[float]:
-    """Return the seconds until each answer to a client that requests a tree of four every 30 ms."""
+    """Return the seconds until each answer to a client that requests a tree of four tokens every 30 ms."""
     hello(client, "modest", "modest")
     rng, tokens, waits = random.Random(3), 1, []
     client.request("modest", client.delta("modest", [1]))
@@ -257,7 +257,7 @@ def latency(client: ServiceClient, crowd: Callable[[], None], rounds: int = 60) 
 
 
 def cost(batch: DraftBatch) -> float:
-    """Return the seconds of a batch: 1 ms a pass and 20 µs a token."""
+    """Return the seconds of a batch: 1 ms for each pass and 20 µs for each token."""
     read = sum(request.length - request.computed for request in batch.requests)
     depth = max(request.depth for request in batch.requests)
     nodes = sum(request.nodes for request in batch.requests)
@@ -265,7 +265,7 @@ def cost(batch: DraftBatch) -> float:
 
 
 class Greedy:
-    """A client with as many sessions as it gets, each of which always requests as much as it may."""
+    """A client with the maximum number of sessions, each of which always requests the maximum."""
 
     def __init__(self, client: ServiceClient, sessions: int) -> None:
         self.client = client
@@ -299,9 +299,9 @@ def test_a_greedy_client_at_all_its_limits_costs_another_no_more_than_a_batch(re
     contended = latency(client, greedy)
     assert greedy.refused.get("in-flight") or greedy.refused.get("bytes")
     served = [session for session in client.service.sessions.values() if session.account.key == "greedy"]
-    assert sum(session.trees for session in served) > 100, "it was drafted for, too"
-    # The longest batch: 16 levels, all nodes, all tokens. The other client waits for the running batch and
-    # for its own.
+    assert sum(session.trees for session in served) > 100, "the greedy client received trees too"
+    # The longest batch has 16 levels and the maximum of nodes and tokens. The other client waits for the
+    # running batch and for its own.
     longest = 0.001 * 16 + 2e-5 * (limits.batch_nodes + limits.batch_tokens)
     mean = sum(contended) / len(contended)
     record(alone=sum(alone) / len(alone), beside=mean, worst=max(contended), longest_batch=longest)
@@ -318,7 +318,8 @@ def evicted(client: ServiceClient, name: str) -> bool:
 
 
 def test_more_sessions_get_a_client_no_more_time():
-    """Ten sessions of one client and one of another always request drafts: each client gets half."""
+    """A client gets no more time by more sessions: if ten sessions of one client and one of another always
+    request drafts, each client gets half."""
     client = ServiceClient(max_batch=1)
     names = [*(f"many-{number}" for number in range(10)), "one"]
     for name in names:
@@ -348,7 +349,8 @@ def test_kv_of_a_client_within_its_share_is_not_evicted():
 
 
 def test_in_bounded_batches_every_sequence_of_a_session_is_drafted_for():
-    """Ten sequences, of which three fit into a batch, are requested again as soon as they are answered."""
+    """Every sequence of a session is drafted for, even if batches are limited: of ten sequences that request
+    again at once, three fit into a batch."""
     client = ServiceClient(num_blocks=400, limits=Limits(batch_nodes=12))
     lengths = dict.fromkeys(range(10), 1)
     for sequence in lengths:
@@ -361,5 +363,5 @@ def test_in_bounded_batches_every_sequence_of_a_session_is_drafted_for():
                 delta = client.delta("a", [2], sequence=draft.sequence, retained=lengths[draft.sequence])
                 lengths[draft.sequence] += 1
                 client.request("a", delta)
-    assert min(served.values()) >= 20, "30 would be equal"
+    assert min(served.values()) >= 20, "an equal share would be 30"
     assert sum(served.values()) == 300

@@ -1,5 +1,5 @@
 """Under network faults and restarts, every tree was drafted for exactly the target's tokens, and trees arrive
-again once the faults end."""
+again after the faults."""
 
 import random
 
@@ -39,7 +39,7 @@ def test_trees_always_fit_and_come_back(seed, network, config, targets, services
         elif star.rng.random() < 0.5:
             star.kill(number)
         else:
-            star.start(number)  # restarted at once, so that others' sessions are unknown here
+            star.start(number)  # Restarted at once, so that the new service does not know the sessions.
 
     for _ in range(star.rng.randint(0, 3)):
         star.run(0.7)
@@ -64,7 +64,7 @@ def test_nothing_leaks_when_all_targets_have_ended(seed, network):
     star.run(1.0)
     service = star.services[0]
     for target in star.targets[1:]:
-        target.client.begin = lambda *a: []  # these two die without a word
+        target.client.begin = lambda *a: []  # these two end without a message
         target.client.tick = lambda now: []
     dropped = star.targets[0]
     star._to_services(dropped, dropped.client.close(star.now))

@@ -1,4 +1,5 @@
-"""The service of a sequence is the one at which it ends first; it moves only for a margin."""
+"""A sequence is assigned to the service that is expected to finish it first, and changes only for a
+sufficient gain."""
 
 from dataclasses import replace
 
@@ -102,8 +103,10 @@ def test_a_move_must_earn_the_reading_of_its_prompt():
     faster = pair(batch=0.002, per_tree=0.0)
     faster[0] = replace(faster[0], batch=0.03)
     assert choose(faster, PlacedSequence(0, 100, 500.0), VERIFY) == 1
-    assert choose(faster, PlacedSequence(0, 100_000, 500.0), VERIFY) == 0, "too long to read again"
-    assert choose(faster, PlacedSequence(0, 2000, 4.0), VERIFY) == 0, "it ends too soon"
+    assert choose(faster, PlacedSequence(0, 100_000, 500.0), VERIFY) == 0, (
+        "reading the sequence again would take too long"
+    )
+    assert choose(faster, PlacedSequence(0, 2000, 4.0), VERIFY) == 0, "the sequence ends too soon to gain"
 
 
 def test_equal_services_share_sequences_and_targets():

@@ -1,4 +1,4 @@
-"""Which messages a target sends to services, and whose trees it uses."""
+"""Which messages a target sends to services, and which services' trees it uses."""
 
 import logging
 
@@ -33,7 +33,7 @@ def test_a_request_in_flight_is_not_repeated_and_its_late_tree_is_rebased():
     ((_, second),) = side.begin([5, 7], retained=4)
     side.answer(second.number, 8, root=7)
     side.begin([1], retained=6)
-    assert side.take() is None, "the text went another way"
+    assert side.take() is None, "the text does not follow the tree"
 
 
 def test_trees_of_other_epochs_and_numbers_are_dropped():
@@ -172,7 +172,8 @@ def test_other_draft_models_than_those_allowed_are_not_used():
 
 
 def pings(side: Side, queues: dict[int, float]) -> list[tuple[int, list[int]]]:
-    """Answer Pings for a second with these queues; return the sequences that services are to forget."""
+    """Answer Pings for a second, reporting these queues; return the sequences that services are told to
+    forget."""
     released = []
     side.now += 1.0
     for out in side.client.tick(side.now):
@@ -198,11 +199,11 @@ def test_a_sequence_moves_when_its_service_fails_or_another_is_clearly_better():
     assert links == [first] * moved + [other] * (len(links) - moved), "once"
     assert (requests[moved][1].base, requests[moved][1].retained) == (0, 0)
     assert side.client.placement.moves == 1
-    assert released == [(first, [1])], "the one that was left forgets"
+    assert released == [(first, [1])], "the abandoned service is told to forget the sequence"
     side.client.unreachable(other, side.now)
     ((link, delta),) = side.begin([4], retained=11)
     assert (link, delta.base) == (first, 0)
-    assert side.client.placement.moves == 1, "it did not leave it for a better one"
+    assert side.client.placement.moves == 1, "the sequence did not move to a better service"
 
 
 def test_a_sequence_does_not_move_to_a_service_that_is_hardly_better():
@@ -231,7 +232,7 @@ def test_released_sequences_are_forgotten_by_their_service_alone():
     side = Side(links=2)
     side.open()
     links = {id: side.begin([1, 2], id=id)[0][0] for id in range(1, 5)}
-    assert sorted(links.values()) == [0, 0, 1, 1], "equal services share them"
+    assert sorted(links.values()) == [0, 0, 1, 1], "equal services share the sequences"
     side.client.sequences.release([1, 2, 3, 4])
     side.begin([1], id=5)
     side.now += 1.0

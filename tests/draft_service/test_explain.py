@@ -1,4 +1,4 @@
-"""Reports of a service: predictions with measurements, metrics, and the audit log."""
+"""A service reports predictions with measurements, metrics, and an audit log."""
 
 import logging
 import random
@@ -19,7 +19,7 @@ S, Z = 0.01, 0.04
 
 @pytest.fixture
 def star() -> Star:
-    """Three targets that have been served for some seconds."""
+    """Three targets that were served for some seconds."""
     config = ServiceConfig(num_blocks=400, max_batch=1)
     network, cost = Network(delay=0.0), lambda batch: S
     star = Star(random.Random(1), config, 3, 1, network, cost, verify=Z, max_wait=5.0, length=200)

@@ -1,4 +1,4 @@
-"""Dummy passes keep a draft model warm in idle gaps where that makes answers faster, and only there."""
+"""In idle gaps, dummy passes keep a draft model warm if and only if that makes answers faster."""
 
 import random
 
@@ -12,8 +12,8 @@ COLD, WARM = 0.0016, 0.0012
 def gaps(
     controller: KeepWarmController, count: int, cold: float, warm: float, hiccups: float = 0.0
 ) -> list[bool]:
-    """Draft after each of `count` gaps, in `cold` or `warm` seconds a level. Return for each gap whether the
-    model was kept warm."""
+    """Draft after each of `count` gaps. A level takes `cold` seconds, or `warm` seconds on a warm model.
+    Return for each gap whether the model was kept warm."""
     rng, now, kept_warm = random.Random(1), 0.0, []
     for _ in range(count):
         now += 0.02

@@ -1,4 +1,4 @@
-"""What a target measures of a service: batches by size, reading, acceptance."""
+"""A target measures a service's batch times by size, its reading speed, and its acceptance."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The blocks of a draft service."""
+"""Blocks of a draft service are allocated and released correctly."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The service order of sessions, and their batches."""
+"""Sessions are served in the defined order, and batches respect their limits."""
 
 from collections import Counter
 
@@ -10,7 +10,8 @@ from tests.draft_service.service_client import ServiceClient
 
 
 def busy(client: ServiceClient, names: list[str], batches: int) -> Counter:
-    """Draft batches; every target requests again as soon as it is answered. Return the answers of each."""
+    """Draft batches while every target requests again as soon as it is answered. Return the answers of each
+    target."""
     served = Counter()
     for name in names:
         client.request(name, client.delta(name, [1]))
@@ -28,7 +29,7 @@ def test_busy_targets_get_their_shares(weights):
     batches = 60 * len(weights)
     served = busy(client, names, batches)
     for name, weight in zip(names, weights, strict=True):
-        ahead = LEAD_BATCHES * max(weights) + 1  # the window is in time by weight
+        ahead = LEAD_BATCHES * max(weights) + 1  # time in the window is shared by weight
         assert abs(served[name] - batches * weight / sum(weights)) <= ahead
 
 
@@ -38,7 +39,7 @@ def test_an_idle_target_does_not_accumulate_time():
     client.draft_batch()
     busy(client, ["a", "b"], 50)
     served = busy(client, ["late"], 30)
-    assert 8 <= served["late"] <= 16, "its unused time counts for a few batches only"
+    assert 8 <= served["late"] <= 16, "unused time is credited for a few batches only"
 
 
 def test_among_equals_the_nearest_deadline_goes_first():
@@ -76,7 +77,7 @@ def test_of_one_target_the_sequences_that_are_due_first_are_drafted_for_first():
     client.request("a", *(client.delta("a", [1], sequence=n, nodes=500, need=s) for n, s in enumerate(needs)))
     batch = client.service.loop.batch(client.now)
     drafted = [sequence.name for _, sequences in batch.members for sequence in sequences]
-    assert drafted == [2, 7, 5, 9, 3, 8, 6, 1], "those without a target wait for the next batch"
+    assert drafted == [2, 7, 5, 9, 3, 8, 6, 1], "requests without a latency target wait for the next batch"
 
 
 def test_urgency_does_not_buy_a_larger_share():
@@ -101,7 +102,7 @@ def test_waiting_requests_are_batched_within_the_bound():
     slow = ServiceClient(pass_seconds=0.001, max_batch=3, max_batch_seconds=1e-6)
     for name in "abc":
         slow.request(name, slow.delta(name, [1]))
-    assert slow.draft_batch() == ["a"], "at least one, whatever it takes"
+    assert slow.draft_batch() == ["a"], "a batch has at least one request, however long it takes"
 
 
 def test_the_service_is_never_idle_with_waiting_requests():

@@ -1,4 +1,4 @@
-"""Prompts are read by the service before trees are requested for them, and never at the cost of trees."""
+"""The service reads prompts before trees are requested for them, but never delays trees for that."""
 
 from streamserve.contracts.plan import DraftRequest
 from streamserve.protocol.drafting import DraftRequests, Lost
@@ -11,7 +11,8 @@ AHEAD = {"depth": 0, "width": 0, "nodes": 0}
 
 
 def read(client: ServiceClient) -> list[tuple[int, int]]:
-    """Draft one batch; return how many tokens each of its requests read, and the depth of its tree."""
+    """Draft one batch; return for each of its requests how many tokens were read, and the depth of its
+    tree."""
     batch = client.service.loop.batch(client.now)
     assert batch is not None
     trees = client.drafter.draft(batch)
@@ -43,7 +44,7 @@ def test_trees_go_first_and_are_not_drafted_together_with_prompts() -> None:
     client.request("b", client.delta("b", [1, 2]))
     client.request("a", client.delta("a", [3, 4], sequence=3))
     assert sorted(read(client)) == [(2, 4), (2, 4)], "both trees"
-    assert read(client) == [(16, 0)], "one chunk: a tree may be requested meanwhile"
+    assert read(client) == [(16, 0)], "only one chunk is read, because a tree may be requested meanwhile"
     client.request("b", client.delta("b", [5], retained=2))
     assert read(client) == [(1, 4)]
     assert [read(client)[0][1] for _ in range(5)] == [0] * 5
@@ -99,6 +100,6 @@ def test_a_client_sends_what_is_new_of_a_prompt_and_again_to_another_session() -
 def test_a_lost_prompt_is_sent_with_the_request_for_its_tree() -> None:
     client = ServiceClient()
     client.hello("a")
-    client.delta("a", PROMPT, **AHEAD)  # lost on the way
+    client.delta("a", PROMPT, **AHEAD)  # lost in transit
     (out,) = client.request("a", client.delta("a", [7], retained=40))
     assert isinstance(out.message, Lost)

@@ -1,4 +1,4 @@
-"""Rebasing a tree retains the subtree after the tokens that were committed since."""
+"""Rebasing a tree retains the subtree that follows the tokens committed since it was drafted."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Every refusal is counted once, by its reason, and tells the target when to retry."""
+"""Every refusal is counted once under its reason, and tells the target when to retry."""
 
 from streamserve.draft_service.server.audit import Audit
 from streamserve.draft_service.server.refusals import Refusals

@@ -1,4 +1,4 @@
-"""How a draft service handles the messages of its targets."""
+"""A draft service handles each message of its targets as the protocol says."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_repeated_delta_gets_the_same_answer_and_is_not_drafted_for_again():
     client = ServiceClient()
     delta = client.delta("a", [1, 2, 3])
     client.request("a", delta)
-    assert client.request("a", delta) == [], "it is being seen to"
+    assert client.request("a", delta) == [], "the sequence is being drafted for"
     first = trees(client.draft_outputs())
     assert trees(client.request("a", delta)) == first
     assert client.draft_outputs() == []
@@ -52,7 +52,7 @@ def test_a_delta_that_builds_on_a_lost_one_is_answered_with_lost():
     client = ServiceClient()
     client.request("a", client.delta("a", [1, 2]))
     client.draft_batch()
-    client.delta("a", [3], retained=2)  # this one never arrives
+    client.delta("a", [3], retained=2)  # this message never arrives
     (out,) = client.request("a", client.delta("a", [4], retained=3))
     assert out.message == Lost(client.welcomes["a"].tag, [1])
     assert client.draft_outputs() == []
@@ -203,7 +203,7 @@ def test_a_target_that_disconnects_during_its_batch_leaks_nothing():
     batch = client.service.loop.batch(0.0)
     welcome = client.welcomes["a"]
     client.service.heard(b"a", Bye(welcome.tag, welcome.channel), 0.0)
-    assert client.service.memory.pool.free < 100, "its blocks are being written"
+    assert client.service.memory.pool.free < 100, "the sequence's blocks are being written"
     assert client.service.loop.drafted(batch, client.drafter.draft(batch), 0.1) == []
     assert client.service.memory.pool.free == 100
 
@@ -218,7 +218,7 @@ def test_a_batch_that_fails_loses_only_its_trees():
     assert client.service.memory.pool.free == 100
     client.now = 0.1
     fault = client.service.loop.batch(client.now)
-    assert [session.name for session, _ in fault.members] == ["a"], "each alone"
+    assert [session.name for session, _ in fault.members] == ["a"], "each sequence is drafted for alone"
     (busy,) = client.service.loop.failed(fault, client.now)
     tag = client.welcomes["a"].tag
     assert (busy.peer, busy.message) == (b"a", Busy(0, tag, FAILED_SECONDS, "drafting"))
@@ -247,7 +247,7 @@ def test_a_session_whose_batches_fail_is_drafted_for_less_and_less():
     assert trees(client.draft_outputs())
     client.request("a", client.delta("a", [1, 2, 3]))
     (busy,) = client.service.loop.failed(client.service.loop.batch(client.now), client.now)
-    assert busy.message.retry == FAILED_SECONDS, "it has been drafted for since"
+    assert busy.message.retry == FAILED_SECONDS, "the sequence has been drafted for since"
 
 
 def test_messages_beyond_the_rate_get_a_retry_time():
@@ -282,7 +282,8 @@ def test_a_session_ends_soon_after_its_connection_unless_it_is_heard_again():
     assert (out.peer, type(out.message)) == (b"elsewhere", Pong)
     client.service.tick(client.now)
     assert len(client.service.sessions) == 2
-    client.service.table.disconnected(b"moved", client.now)  # the old connection, late
+    # a message on the old connection that arrives late
+    client.service.table.disconnected(b"moved", client.now)
     client.now += 2.0
     client.service.tick(client.now)
     assert set(client.service.sessions) == {welcome.tag}
@@ -298,7 +299,7 @@ def test_a_dummy_pass_allocates_a_block_and_releases_it():
     assert client.service.loop.warm_up(0.0) is None, "no request has come"
     client.request("a", client.delta("a", [1, 2]))
     client.draft_batch()
-    assert client.service.loop.warm_up(client.now) is None, "it is warm"
+    assert client.service.loop.warm_up(client.now) is None, "the draft model is warm"
     assert 0.0 < client.service.loop.pause(client.now) < 0.1
     client.now += client.service.loop.pause(client.now)
     dummy_pass = client.service.loop.warm_up(client.now)
@@ -312,7 +313,7 @@ def test_a_dummy_pass_allocates_a_block_and_releases_it():
     client.draft_batch()
     client.now += 0.1
     assert client.service.memory.pool.free == 0
-    assert client.service.loop.warm_up(client.now) is None, "memory is others'"
+    assert client.service.loop.warm_up(client.now) is None, "the memory belongs to other clients"
     assert client.service.loop.pause(client.now) > 0.0
 
 

@@ -1,5 +1,6 @@
-"""Several services in virtual time: sequences go where they end first, share equal services, and leave one
-that dies. Every tree is checked to be of its sequence's tokens, and every text to be the target's."""
+"""Several services in virtual time: each sequence goes to the service that finishes it first, equal services
+share sequences, and a dead service is abandoned. Every tree is checked against its sequence's tokens, and
+every text against the target's."""
 
 import random
 from collections import Counter
@@ -32,7 +33,7 @@ def placed(star: Star) -> Counter[int | None]:
 
 
 def shares(star: Star, seconds: float) -> list[float]:
-    """Return the share of the sequences at each service, in the mean over some seconds."""
+    """Return the share of the sequences at each service, averaged over some seconds."""
     total: Counter[int | None] = Counter()
     for _ in range(20):
         star.run(seconds / 20)
@@ -41,7 +42,7 @@ def shares(star: Star, seconds: float) -> list[float]:
 
 
 def assert_texts(star: Star) -> None:
-    """Assert that texts are the target's, and that draft tokens were accepted."""
+    """Assert that texts are the target's, and that some draft tokens were accepted."""
     finished = [tokens for target in star.targets for tokens in target.finished]
     assert finished
     for tokens in finished:
@@ -113,7 +114,7 @@ def test_the_sequences_of_a_service_that_dies_go_on_at_another() -> None:
     star.kill(0)
     star.run(4.0)
     assert placed(star) == {1: WIDTH}
-    assert target.client.placement.moves == 0, "they did not leave it for a better one"
+    assert target.client.placement.moves == 0, "sequences did not move to a better service"
     before = target.accepted
     star.run(2.0)
     assert target.accepted > before

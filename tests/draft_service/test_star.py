@@ -1,4 +1,4 @@
-"""One draft model for N targets, by the formulas."""
+"""The formulas of one draft model for N targets have the values that the paper defines."""
 
 import pytest
 from hypothesis import given
@@ -58,12 +58,12 @@ def test_progress_counts_the_token_of_every_round(beta, depth):
 def test_targets_of_other_depths_count_by_what_they_take_of_a_round():
     shallow, deep = TargetRound(0.003, 0.001, 0.01), TargetRound(0.006, 0.001, 0.02)
     assert all_gain([shallow] * 3, 0.003)
-    assert not all_gain([shallow] * 4, 0.003), "each round would take 12 ms, for tokens that take 10"
+    assert not all_gain([shallow] * 4, 0.003), "a round takes 12 ms, plain decoding 10 ms"
     assert all_gain([shallow, deep], 0.003)
-    assert not all_gain([shallow, shallow, deep], 0.003), "the shallow ones would lose"
+    assert not all_gain([shallow, shallow, deep], 0.003), "targets with shallow trees would be slower"
     assert all_gain([deep] * 3, 0.006)
     slow = TargetRound(0.001, 0.05, 0.01)
-    assert all_gain([shallow, slow], 0.003), "one that does not gain even alone is not counted"
+    assert all_gain([shallow, slow], 0.003), "a target that does not gain even alone is not counted"
 
 
 def test_a_targets_round_is_of_its_own_depth_acceptance_and_steps():

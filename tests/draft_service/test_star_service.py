@@ -28,7 +28,7 @@ def star_of(targets: int, max_batch: int = 1, limits: Limits = OPEN, draft: floa
 
 
 def tokens(star: Star) -> int:
-    """Return the tokens that the targets received in the next seconds."""
+    """Return the number of tokens that each target received within the next seconds."""
     before = sum(target.rounds + target.accepted for target in star.targets)
     star.run(SECONDS)
     return sum(target.rounds + target.accepted for target in star.targets) - before
@@ -62,7 +62,8 @@ def test_batches_lift_the_limit():
 
 
 def test_targets_beyond_n_max_are_busy_and_the_others_still_gain():
-    """Drafting is so expensive here that only some of the targets gain."""
+    """Beyond n_max, targets are told that the service is busy, and the served targets still gain. Drafting is
+    so expensive here that only some targets can gain."""
     limits = Limits(active_for=0.5, retry=0.2)
     star = star_of(8, 1, limits, draft=0.02, depth=2)
     star.run(10.0)

@@ -1,4 +1,4 @@
-"""A target's record of what a service has of a sequence, and which answers it accepts."""
+"""A target records which tokens of a sequence a service has, and accepts only answers that match them."""
 
 import pytest
 
@@ -80,5 +80,5 @@ def test_a_sequence_that_is_lost_again_and_again_is_reported() -> None:
         assert list(sequences.lose(1, [1, 99])) == []
         assert sequence.sent == 0
     sequence.delta(request([5, 6]), 0.0)
-    assert list(sequences.lose(0, [1])) == [], "it is another service's"
+    assert list(sequences.lose(0, [1])) == [], "the answer came from another service"
     assert list(sequences.lose(1, [1])) == [1]

@@ -1,4 +1,4 @@
-"""A target waits for trees as long as it pays, and not at all where it does not."""
+"""A target waits for trees for as long as waiting pays, and does not wait at all where it never pays."""
 
 from streamserve.draft_service.target.waiting import RETRY_STEPS, Waiting
 
@@ -21,7 +21,7 @@ def test_slow_answers_are_not_waited_for_except_for_retries():
     limits = [waiting.limit(0, 0.5) for _ in range(2 * RETRY_STEPS)]
     assert [limit > 0 for limit in limits].count(True) == 2
     assert waiting.limit(0, 0.01) == waiting.max_wait
-    assert waiting.limit(1, 0.5) == 0.0, "another service has had no retry"
+    assert waiting.limit(1, 0.5) == 0.0, "other services are not affected by the retry time"
 
 
 def test_gaps_with_other_steps_count_little():

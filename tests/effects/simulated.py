@@ -1,5 +1,5 @@
-"""What settings do, in virtual time: everything that clients receive from workers with these settings, and
-when, under a workload that leaves no setting of engine or fleet without work."""
+"""The effect of settings in virtual time: everything that clients receive from workers with these settings,
+and when, under a workload that exercises every setting of engine and fleet."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -26,14 +26,15 @@ from tests.simulate.lifecycle import RandomDrafter
 
 POSITIONS = 256
 TOKEN_BYTES = 64 << 10
-"""Of a token's KV: large, so that a little memory of a real machine is little here too."""
+"""KV bytes of a token. The number is large, so that a small part of a real machine's memory is also small
+here."""
 FREE_BYTES = 60 * 16 * TOKEN_BYTES
 UNTIL = 15.0
 
 
 def observed(settings: Settings) -> list[tuple[float, str]]:
-    """Return what clients receive, and when, from a server with these settings; last, what its workers
-    counted."""
+    """Return what clients receive from a server with these settings, and when; and the counters of its
+    workers."""
     simulation = Simulation(fleet_config(settings), specs(settings))
     for at, event in workload():
         simulation.at(at, event)
@@ -45,7 +46,7 @@ def observed(settings: Settings) -> list[tuple[float, str]]:
 
 
 def specs(settings: Settings) -> dict[Any, WorkerSpec]:
-    """Return what the workers of each role are."""
+    """Return the specifications of the workers of each role."""
     fleet = fleet_config(settings)
     return {role: _spec(settings, name, fleet) for role, name in _one_of_each_role(fleet)}
 
@@ -71,27 +72,25 @@ def _spec(settings: Settings, name: str, fleet: FleetConfig) -> WorkerSpec:
 
 
 def engine(model: ModelConfig) -> EngineConfig:
-    """Return the limits of an engine whose memory is that of a small machine."""
+    """Return the limits of an engine on a machine with little memory."""
     block = model.block_size * TOKEN_BYTES
     blocks, length = size_pool(model, block, POSITIONS, FREE_BYTES)
     return engine_config(model, PoolSizes(blocks, block, 0, size_swap(model, block, FREE_BYTES), length))
 
 
 def drafter(model: ModelConfig) -> Callable[[CostExecutor], Drafter] | None:
-    """Return the simulated drafter for the setting `draft`: with KV for a draft model."""
+    """Return the simulated drafter for the value of the setting `draft`: a draft model has KV."""
     if draft_kind(model.draft) is DraftKind.NONE:
         return None
     accuracy = random.Random(model.draft).uniform(0.6, 0.9)
-    return (
-        partial(SimulatedDrafter, accuracy=accuracy)
-        if (draft_kind(model.draft) is DraftKind.MODEL)
-        else RandomDrafter
-    )
+    if draft_kind(model.draft) is DraftKind.MODEL:
+        return partial(SimulatedDrafter, accuracy=accuracy)
+    return RandomDrafter
 
 
 def workload() -> Iterator[tuple[float, Open | ClientEdit]]:
-    """Yield events: prompts that share a prefix, chats of two turns, targets that some requests cannot meet,
-    several choices, priorities, and prompt streams, more than fits in memory."""
+    """Yield events: prompts that share a prefix, chats of two turns, infeasible latency targets, several
+    choices, priorities, and prompt streams; together they need more memory than there is."""
     rng = random.Random(7)
     shared = [rng.randrange(90) for _ in range(60)]
     for number in range(16):

@@ -1,4 +1,5 @@
-"""Every setting of a server, by where its effect can be observed, and the contexts in which it is changed."""
+"""Every setting of a server by the place where its effect is observed, and the contexts in which it is
+changed."""
 
 from typing import Any
 
@@ -54,7 +55,7 @@ SIMULATED: dict[str, Any] = {
     "router": "random",
     "kv_bytes_per_second": 2e6,
 }
-"""Settings that change what clients receive in virtual time, each with a value."""
+"""Settings that change what clients receive in virtual time, each with a value to try."""
 
 LOADED: dict[str, Any] = {
     "dtype": "float32",
@@ -68,7 +69,7 @@ LOADED: dict[str, Any] = {
     "speculation_mode": "rejection",
     "check": True,
 }
-"""Settings that change what is loaded."""
+"""Settings that change which objects are loaded."""
 
 SERVED: dict[str, Any] = {
     "max_requests_per_key": 3,
@@ -100,11 +101,11 @@ SERVED: dict[str, Any] = {
     "share_prefixes": True,
     "cors_origin": ("https://app.example",),
 }
-"""Settings of the API server, each with a value; `test_every_setting_of_the_api_is_used` checks that it reads
-them."""
+"""Settings of the API server, each with a value to try; `test_every_setting_of_the_api_is_used` checks that
+they are read."""
 
 KEY_FILES = ("api_key_file", "admin_key_file", "metrics_key_file")
-"""Settings that are files of keys, which the API server is given."""
+"""Settings that name files of keys, which the API server receives."""
 
 TESTED: dict[str, str] = {
     "stuck_after": "simulate/test_heartbeat.py::test_without_heartbeats_it_is_killed",
@@ -150,7 +151,7 @@ TESTED: dict[str, str] = {
     "log_format": "system/test_logs.py::test_a_line_of_json",
     "access_log": "system/test_logs.py::test_levels_and_the_access_log",
 }  # fmt: skip
-"""Settings whose effect another test shows: it needs files, sockets, processes or several models."""
+"""Settings whose effect another test shows, since it needs files, sockets, processes or several models."""
 
 OF_TEXT: dict[str, Any] = {
     "continue_tokens": 0,
@@ -173,4 +174,4 @@ OF_TEXT: dict[str, Any] = {
     "ray_address": "10.0.0.1:6379",
     "ray_resources": ("fast=1",),
 }
-"""Values of settings that need others, of those which are tested elsewhere."""
+"""Values for settings that other settings need, among the settings tested elsewhere."""

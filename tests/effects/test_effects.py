@@ -1,8 +1,8 @@
 """Every setting of a server does something, or is refused by name.
 
-Each setting is changed in several contexts (other settings). There it must either be refused with its name,
-or change something that can be observed: what clients receive in virtual time, what is loaded; or the
-API server must read it. A new setting fails these tests until it is in one of the tables of `tables.py`.
+Each setting is changed in several contexts (other settings). There it must be refused by name, or have an
+effect: on what clients receive in virtual time, or on what is loaded; or the API server must read it. A new
+setting fails these tests until it is in one of the tables of `tables.py`.
 """
 
 import ast
@@ -48,7 +48,7 @@ def test_the_test_of_a_setting_exists(name: str) -> None:
 
 
 def changed(context: dict[str, Any], name: str, value: Any, model: str = "embedded") -> Settings | None:
-    """Return the settings of a context with one changed; None if it is refused by name."""
+    """Return the settings of a context with one setting changed; None if the change is refused by name."""
     try:
         return resolve(model, {**context, name: value}, environ=NONE)
     except SettingsError as error:
@@ -102,7 +102,7 @@ def test_every_need_is_refused_where_it_is_not_met(tmp_path: Path) -> None:
 
 
 def loaded(**settings: Any) -> tuple[Any, ...]:
-    """Return what is loaded, as far as settings decide."""
+    """Return the parts of the loaded objects that settings decide."""
     config = {"num_blocks": 64, "draft": "self:1", "threads": 2} | settings
     result = load(ModelConfig(path=str(embedded.path("embedded-draft")), **config))
     assert result.pool is None or result.pool.threads == config["threads"]
@@ -147,7 +147,7 @@ def read_from(name: str, *files: Path) -> set[str]:
 
 
 def test_every_setting_of_the_api_is_used() -> None:
-    """The API, or the server of its connections, reads each of its settings."""
+    """Each setting of the API is read by the API or by the server of its connections."""
     package = ROOT / "src/streamserve"
     of_api = read_from(
         "settings", *(file for part in ("api", "extras") for file in (package / part).rglob("*.py"))

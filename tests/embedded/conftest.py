@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packaged_model"))
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny models run fastest on one thread, and leave the others to whoever shares the machine."""
+    """Use one thread: tiny models run fastest on it, and the other processors stay free for other
+    programs."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

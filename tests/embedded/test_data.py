@@ -1,4 +1,4 @@
-"""The generators: deterministic, split by construction, and right by their own checks."""
+"""The data generators are deterministic, split by construction, and correct by their own checks."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_chats_alternate_and_are_filled(family: str) -> None:
         assert len(chat.replies()) == len(chat.checks) == roles.count("assistant")
         for message in chat.messages:
             assert message["content"].strip() == message["content"] != ""
-            # Braces occur in code, JSON and tests alone: elsewhere they would be an unfilled slot.
+            # Braces occur only in code, JSON and tests; elsewhere they would be an unfilled slot.
             assert "```" in message["content"] or not re.search(r"\{[a-zA-Z_0-9]+\}", message["content"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("split", SPLITS)
 def test_own_replies_pass_their_checks(family: str, split: base.Split) -> None:
-    count = 12 if family == "functions" else 150  # code runs in a process of its own
+    count = 12 if family == "functions" else 150  # Code runs in a separate process.
     for seed in range(count):
         for _, reply, check in sample(random.Random(seed), split, family).replies():
             assert score(check, reply) == 1.0, (check, reply)
@@ -141,7 +141,7 @@ Drawn = dict[base.Split, set[tuple[int, str]]]
 
 @pytest.fixture(scope="module")
 def drawn() -> tuple[Drawn, dict[base.Split, set[str]], dict[base.Split, str]]:
-    """What thousands of chats drew from each list, which words they invented, and their text."""
+    """Thousands of chats: what they drew from each list, the words that they invented, and their text."""
     values: Drawn = {split: set() for split in SPLITS}
     invented: dict[base.Split, set[str]] = {split: set() for split in SPLITS}
     draw, invent = base.Choices.draw, words.invent
@@ -175,7 +175,7 @@ def test_no_held_out_filler_or_template_in_training(
     assert not values["train"] & values["heldout"]
     assert not invented["train"] & invented["heldout"]
     training = set(re.findall(r"[a-z]+", text["train"].lower()))
-    # Only a short invented word may be an ordinary one, or another one's plural, by chance.
+    # Only a short invented word may happen to be an ordinary word, or the plural of another one.
     assert not {word for word in invented["heldout"] if len(word) > 7 and word[-1] != "s"} & training
 
 

@@ -1,4 +1,4 @@
-"""The files in the package: they load in transformers, their weights are tied, text survives a round trip."""
+"""The packaged files load in transformers, have tied weights, and their tokenizer reproduces text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training pieces at toy size: corpus rows, schedule, optimiser, generation, resuming."""
+"""The parts of the training work at toy size: corpus rows, schedule, optimizer, generation, resuming."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_row_lengths_grow_to_the_trained_context() -> None:
 
 
 def test_orthogonalise_evens_out_singular_values() -> None:
-    # A slow one may pass unfinished, so only the bulk is looked at.
+    # A slow reader may be unfinished at the end, so only most of them are checked.
     values = torch.linalg.svdvals(
         orthogonalise(torch.randn(2, 32, 96, generator=torch.Generator().manual_seed(0)))
     )

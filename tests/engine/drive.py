@@ -51,7 +51,8 @@ def make_engine(
     ports: EnginePorts = NO_PORTS,
 ) -> Engine:
     """Make an engine that checks its invariants after every step. `draft_model`: acceptance rate of a drafter
-    with KV; a fifth of its trees are late. `wrap` returns what the engine calls instead of its executor."""
+    with KV; a fifth of its trees are late. `wrap` takes the executor and returns an executor that the engine
+    calls instead."""
     groups = 1 if draft_model is None else 2
     executor = CostExecutor(
         config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0, groups, config.swap_blocks
@@ -118,7 +119,7 @@ def finish(engine: Engine, collected: Collected, limit: int = 100_000) -> None:
 
 
 def assert_engine_empty(engine: Engine) -> None:
-    """No sequence, block or sampling state is left."""
+    """Assert that no sequence, block or sampling state is left in the engine."""
     pool = engine.scheduler.tables.pool
     assert not engine.has_work
     assert pool.free == pool.size

@@ -1,4 +1,4 @@
-"""Clients whose prompts arrive in parts and change, and how they are served."""
+"""Clients whose prompts arrive in parts and change, and a loop that serves them."""
 
 import random
 from collections import Counter
@@ -43,7 +43,7 @@ class StreamClient:
         return self.rng.choice((0, min(len(self.prompt), 5)))
 
     def edit(self, arrival: float) -> Edit:
-        """The next edit; the last one finishes."""
+        """Return the next edit; the last edit finishes the prompt."""
         self.version += 1
         last = self.version > self.edits
         retained = self.rng.choice(

@@ -29,8 +29,8 @@ def run_prefill(
     clock: Callable[[], float] = lambda: 0.0,
     observer: Observer | None = None,
 ) -> tuple[Engine, list[tuple[int, int]], list[Pushed]]:
-    """Return a prefill worker that has computed the prompt and received this reservation, the copies that it
-    made and its notifications. With a `wire`, copies complete when the test calls them."""
+    """Return a prefill worker that has computed the prompt and received this reservation, the list of its
+    copies, and its notifications. With a `wire`, a copy completes when the test calls it."""
     own, other = (CostExecutor(n, 4, VOCAB, lambda rows, context: 1.0) for n in (CONFIG.num_blocks, 8))
     written: list[tuple[int, int]] = []
     receive = other.receive

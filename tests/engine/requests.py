@@ -7,7 +7,7 @@ from tests.engine.drive import VOCAB, submit
 
 
 def random_requests(rng: random.Random, count: int, max_model_len: int) -> list:
-    """Prompts with shared heads, greedy and sampled, one or several choices."""
+    """Return requests with shared prefixes, greedy and sampled, with one or several choices."""
     head = [rng.randrange(VOCAB) for _ in range(40)]
     requests = []
     for number in range(count):

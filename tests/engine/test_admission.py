@@ -1,4 +1,4 @@
-"""Requests whose latency targets are infeasible are refused if `slo_admission` is set."""
+"""With `slo_admission`, requests with infeasible latency targets are refused."""
 
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
@@ -9,7 +9,7 @@ from tests.engine.drive import VOCAB, Collected, finish, model_info, submit
 
 
 def make_slow_engine(slo_admission: bool) -> Engine:
-    """Make an engine whose steps take a second each and that has run some."""
+    """Make an engine whose steps take a second each, and let it run some steps."""
     config = EngineConfig(
         num_blocks=64, block_size=4, max_model_len=96, max_chunk=16, slo_admission=slo_admission
     )

@@ -1,5 +1,5 @@
-"""Steps planned ahead of the results of the step before: the same texts, from an executor that has two steps
-at once and gives the results of the first only when it is asked for them."""
+"""Steps that are planned before the previous step's results give the same texts, with an executor that holds
+two steps at a time and returns the results of the first only on request."""
 
 import random
 from collections import deque
@@ -25,7 +25,7 @@ CONFIG = EngineConfig(num_blocks=400, block_size=4, max_model_len=96, max_num_ba
 
 
 class AsyncExecutor:
-    """An executor whose tokens are not known before the step is finished."""
+    """An executor whose tokens are unknown until the step is finished."""
 
     def __init__(self, executor: CostExecutor) -> None:
         self._executor = executor
@@ -41,7 +41,7 @@ class AsyncExecutor:
         self.deepest = max(self.deepest, len(self._queue))
 
     def _known(self, span: Span) -> Span:
-        """The span with the token that the step before has sampled for it."""
+        """Return the span with the token that the previous step sampled for it."""
         (last,) = (
             one.outputs[0][-1].token for one in self._queue[-1][1].spans if one.sequence == span.sequence
         )
@@ -58,7 +58,7 @@ class AsyncExecutor:
 
 
 def run(config: EngineConfig, requests, rng: random.Random, cancels: float = 0.0, draft_model=None):
-    """Serve requests that arrive at random times, of which some are cancelled at random times."""
+    """Serve requests that arrive at random times; some are cancelled at random times."""
     engine = make_engine(config, eos=ENDS, draft_model=draft_model, wrap=AsyncExecutor)
     collected, waiting, cancelled = Collected(), list(requests), set()
     while waiting or engine.has_work:

@@ -1,4 +1,5 @@
-"""Batch composition of each scheduling order, on a machine that computes 16 query tokens as fast as one."""
+"""Each scheduling order composes batches as specified, on a machine that computes 16 query tokens as fast as
+one."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -68,7 +69,8 @@ def test_the_setting_lists_all_orders() -> None:
 
 
 def test_a_target_for_the_first_token_is_met_among_those_without() -> None:
-    """2400 tokens wait, 1.5 seconds of work; then prompts with a strict and with a lax target arrive."""
+    """A latency target for the first token is met among requests without targets: 2400 tokens wait, 1.5
+    seconds of work, when prompts with a strict and with a lax target arrive."""
     others = [make_submit(f"c{i}", 600, 4) for i in range(4)]
     urgent = make_submit("urgent", 160, 4, arrival=0.05, ttft_ms=500.0)
     later = make_submit("later", 160, 4, arrival=0.04, ttft_ms=900.0)
@@ -86,7 +88,8 @@ def test_prompts_do_not_break_a_target_for_further_tokens() -> None:
 
 
 def test_a_prompt_without_a_target_makes_progress_among_strict_ones() -> None:
-    """It waits a second so that they meet their targets; then it is aged in, chunk by chunk."""
+    """A prompt without a target waits a second so that strict requests meet their targets; then it is aged
+    in, chunk by chunk."""
     strict = [make_submit(f"s{i}", 8, 400, tpot_ms=10.5) for i in range(16)]
     patient = make_submit("patient", 100, 2, arrival=0.05)
     result = run([*strict, patient])
@@ -94,7 +97,8 @@ def test_a_prompt_without_a_target_makes_progress_among_strict_ones() -> None:
 
 
 def test_under_overload_some_requests_meet_their_targets_and_the_others_are_served_later() -> None:
-    """Twice the load that the machine can serve: in order of arrival no request would meet its target."""
+    """Under twice the load that the machine can serve, some requests meet their targets and the others are
+    served later. In order of arrival, no request would meet its target."""
     others = [
         make_submit(f"c{i:02}", 8, 40, arrival=0.01 * i, tpot_ms=12.0, ttft_ms=200.0) for i in range(40)
     ]
@@ -119,7 +123,7 @@ def test_prompts_without_targets_do_not_wait_for_each_other() -> None:
 
 
 def test_a_request_that_missed_its_targets_delays_no_other() -> None:
-    """One request's target is infeasible on this machine, the others' are not."""
+    """A request with an infeasible target delays no other request, whose targets are feasible."""
     infeasible = make_submit("infeasible", 8, 100, tpot_ms=1.0)
     others = [make_submit(f"o{i}", 8, 40, arrival=0.1, tpot_ms=20.0, ttft_ms=300.0) for i in range(4)]
     result = run([infeasible, *others])
@@ -183,7 +187,8 @@ def test_requests_that_wait_for_memory_take_no_tokens_from_the_one_that_holds_it
 
 
 def test_cached_tokens_of_a_chat_do_not_count_towards_the_budget() -> None:
-    """Only uncached tokens count: four chats with the same long prefix continue in one step."""
+    """Only uncached tokens count towards the budget: four chats with the same long prefix continue in one
+    step."""
     head = [7 * i % VOCAB for i in range(800)]
     params = SamplingParams(temperature=0, max_tokens=8)
     first = submit("head", head, params, arrival=0.0)

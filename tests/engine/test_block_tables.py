@@ -1,4 +1,4 @@
-"""Block tables: the owners of a block while it is copied."""
+"""A block has the right owners while it is copied."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SIZE = 4
 
 
 def sequence(tables: BlockTables, tokens: int) -> EngineSequence:
-    """A sequence whose tokens are computed."""
+    """Return a sequence whose tokens are computed."""
     submitted = Submit("r", list(range(tokens)), SamplingParams(), outputs={0: []})
     new = EngineSequence(
         1, submitted, (0,), submitted.params, tokens, list(submitted.prompt), KVState(b"root", [0])
@@ -23,7 +23,8 @@ def sequence(tables: BlockTables, tokens: int) -> EngineSequence:
 
 
 def test_the_source_of_a_copy_is_no_others_until_the_step_is_fixed() -> None:
-    """A drafter that shares the target's KV writes while the step is planned, and the copies come later."""
+    """The source of a copy is not given to another sequence until the step is fixed: a drafter that shares
+    the target's KV writes while the step is planned, before the copies run."""
     tables = BlockTables(3, SIZE, groups=1, prefix_caching=True)
     edited = sequence(tables, 2 * SIZE)
     tables.register(edited)
@@ -40,7 +41,8 @@ def test_the_source_of_a_copy_is_no_others_until_the_step_is_fixed() -> None:
 
 
 def test_a_shared_source_of_a_copy_is_no_others_when_its_sharer_is_evicted() -> None:
-    """The first of two forks copies the block; the second still holds it, and leaves in the same plan."""
+    """A shared source block stays reserved when its sharer is evicted: the first of two forks copies the
+    block, and the second, which still holds it, leaves in the same plan."""
     tables = BlockTables(3, SIZE, groups=1, prefix_caching=True)
     first = sequence(tables, SIZE + 1)
     second = sequence(tables, 0)

@@ -1,4 +1,4 @@
-"""The decode clock of a sequence, by which its TPOT target is measured."""
+"""The decode clock of a sequence measures the time that its TPOT target limits."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def only(engine) -> EngineSequence:
 
 
 def timed_engine(config: EngineConfig = CONFIG):
-    """An engine whose steps take a second each, however often it looks at the clock."""
+    """Return an engine whose steps take a second each, however often it reads the clock."""
     engine = make_engine(config)
     engine.clock = lambda: float(engine.scheduler.steps)
     return engine
@@ -66,7 +66,8 @@ def test_it_goes_on_while_a_preempted_sequence_waits() -> None:
     [({0: 3.0}, LatencyRequirement(0.25, 5.0, 3)), ({}, LatencyRequirement(0.25, 0.0, 1))],
 )
 def test_a_resumed_request_keeps_its_clock_where_it_is_known(began, expected) -> None:
-    """Otherwise the clock and the count of tokens start again."""
+    """A resumed request keeps its clock where the engine knows it; elsewhere the clock and the count of
+    tokens restart."""
     engine = make_engine(CONFIG)
     engine.clock = itertools.repeat(8.0).__next__
     engine.handle(submit("r", [1, 2, 3], PARAMS, attempt=1, outputs={0: [5, 6, 7]}, began=began))

@@ -1,6 +1,6 @@
-"""A prefill worker's draft model computes each chunk of a prompt before the target does, a prompt stream's
-while it arrives. Its KV is sent under the same transfer reservation: the decode worker's draft model does not
-compute the prompt again."""
+"""A prefill worker's draft model computes each chunk of a prompt before the target does; chunks of a prompt
+stream are computed as they arrive. Its KV is sent under the same transfer reservation: the decode worker's
+draft model does not compute the prompt again."""
 
 from collections.abc import Callable, Sequence
 
@@ -54,7 +54,7 @@ Worker = tuple[Engine, RecordingDrafter, CostExecutor]
 
 @pytest.fixture
 def workers() -> tuple[Worker, Worker]:
-    """A prefill and a decode worker."""
+    """Return a prefill worker and a decode worker."""
     pools: dict[str, CostExecutor] = {}
 
     def schedule(seconds: float, land: Callable[[], None]) -> None:
@@ -78,7 +78,7 @@ def workers() -> tuple[Worker, Worker]:
 
 
 def hand_over(prefill: Worker, decode: Worker, **params: object) -> tuple[Push, Pushed, list[int]]:
-    """Compute a request's prompt on one worker and send its KV to the other. Returns the reservation, the
+    """Compute a request's prompt on one worker and send its KV to the other. Return the reservation, the
     notification and the first token."""
     sampling = SamplingParams(seed=1, max_tokens=3, **params)
     prefill[0].handle(submit("r", PROMPT, sampling, phase="prefill"))
@@ -140,7 +140,7 @@ def test_a_prompt_stream_is_read_while_it_arrives_and_not_while_its_client_waits
     while prefill.has_work:
         prefill.step()
     assert [request.length for request in drafter.requests] == [128, 199], (
-        "its last token is computed when it is finished"
+        "the last token is computed when the stream is finished"
     )
     drafter.requests.clear()
     prefill.handle(Edit("r", 0, 1, 200, PROMPT[200:], True, sampling))

@@ -1,4 +1,5 @@
-"""The engine gives every request the text that it has alone, whatever else is in the batch."""
+"""The engine gives every request the text that it would have alone, whatever other requests are in the
+batch."""
 
 import random
 
@@ -53,7 +54,7 @@ def test_any_schedule_gives_each_request_its_own_text(
     seed, num_blocks, max_chunk, budget, preempt_every, caching, order, share
 ):
     if order == "prefill-first":
-        preempt_every = 0  # a preempted prompt is recomputed while nothing decodes, which takes long
+        preempt_every = 0  # A preempted prompt is recomputed while no request decodes, which takes long.
     config = EngineConfig(
         num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=budget,
         max_chunk=max_chunk, preempt_every=preempt_every, enable_prefix_caching=caching, order=order,
@@ -163,7 +164,7 @@ def test_draft_tokens_after_the_end_of_a_text_are_not_accepted_ones():
     counters = engine.report().speculation
     assert accepted + sampled == engine.report().generation_tokens == last + 1
     assert counters.accepted == sum(counters.accepted_at) == accepted
-    assert counters.verified > accepted, "the draft model went on after the end"
+    assert counters.verified > accepted, "the draft model continued after the end of the request"
 
 
 def test_a_cache_salt_keeps_prefixes_apart():
@@ -181,7 +182,7 @@ def test_choices_share_their_prompt_and_copy_on_write():
     assert_exact([request], collected, 96)
     assert len({tuple(tokens) for tokens in collected.tokens.values()}) == 4
     assert engine.report().copies_on_write == 3  # the last of the four writes in place
-    assert engine.report().steps == 1 + 8 + 1  # one prefill for all, eight more tokens, one to let go
+    assert engine.report().steps == 1 + 8 + 1  # one prefill for all, eight more tokens, one step to release
 
 
 def test_steps_are_counted_by_their_tokens():
@@ -333,7 +334,9 @@ class Oracle:
         for request in requests:
             tokens = request.tokens[: request.length]
             epoch, known = self.tokens.get(request.id, (request.epoch, []))
-            assert epoch != request.epoch or tokens[: len(known)] == known, "in an epoch, tokens only grow"
+            assert epoch != request.epoch or tokens[: len(known)] == known, (
+                "within an epoch, tokens are only appended"
+            )
             self.tokens[request.id] = request.epoch, tokens
         self.requests = list(requests)
 
@@ -341,7 +344,7 @@ class Oracle:
         trees = {}
         for request in self.requests:
             if self.rng.random() < 0.2:
-                continue  # late for this step
+                continue  # too late for this step
             depth = self.rng.randint(0, min(request.depth, request.nodes))
             params = SamplingParams(temperature=0)
             tokens = request.tokens[: request.length]
@@ -363,7 +366,8 @@ class Oracle:
     caching=st.booleans(),
 )
 def test_a_draft_model_changes_when_tokens_come_never_which(seed, num_blocks, budget, accuracy, caching):
-    """The draft model has KV in the target's blocks, which are trimmed, shared, copied and evicted."""
+    """A draft model changes when tokens arrive, never which tokens: its KV is in the target's blocks, which
+    are trimmed, shared, copied and evicted."""
     config = EngineConfig(
         num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_batched_tokens=budget, preempt_every=3,
         enable_prefix_caching=caching, eviction="swap", swap_blocks=30,
@@ -378,7 +382,8 @@ def test_a_draft_model_changes_when_tokens_come_never_which(seed, num_blocks, bu
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_a_swapped_sequence_comes_back_into_a_pool_that_it_fills(blocks):
-    """It needs every block for its own KV, so it must not wait for one more."""
+    """A swapped sequence that fills the whole pool returns: it needs every block for its KV, so it must not
+    wait for one more."""
     length = 4 * blocks
     config = EngineConfig(
         num_blocks=blocks,
@@ -418,7 +423,7 @@ def test_accepted_draft_tokens_save_steps():
 
 
 class RecordingSpeculation(Speculation):
-    """Records how many latency requirements limit the choice of draft tokens."""
+    """A policy that records how many latency requirements limit the choice of draft tokens."""
 
     def begin(self, batch):
         self.decoding = len(batch.requirements)
@@ -427,7 +432,8 @@ class RecordingSpeculation(Speculation):
 
 @pytest.mark.parametrize(("tokens_left", "decoding"), [(1, 1), (2, 2)])
 def test_a_request_that_gets_its_last_token_does_not_limit_draft_tokens_of_others(tokens_left, decoding):
-    """Steps stay short for requests without draft tokens, unless these have no further steps."""
+    """A request that gets its last token does not limit the draft tokens of others. Steps stay short for
+    requests without draft tokens, unless these have no further steps."""
     speculation = RecordingSpeculation(parse_policy("fixed:4"), lambda rows, kv_tokens: 1.0)
     engine = make_engine(CONFIG, Oracle(3), speculation=speculation)
     params = SamplingParams(temperature=0, max_tokens=30)

@@ -1,4 +1,4 @@
-"""Each violated invariant is reported."""
+"""Each violation of an invariant is reported."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ CONFIG = EngineConfig(
 
 @pytest.fixture
 def engine() -> Engine:
-    """An engine with a draft model, in which two requests with a shared prefix decode."""
+    """An engine with a draft model that decodes two requests with a shared prefix."""
     engine = make_engine(CONFIG, draft_model=0.7)
     engine.handle(submit("a", list(range(20)), SamplingParams(seed=1, max_tokens=40)))
     while not any(sequence.outputs for sequence in engine.scheduler.sequences.values()):

@@ -1,4 +1,4 @@
-"""An engine that leaves its fleet for another one: nothing of a request stays but the KV of prefixes."""
+"""An engine that leaves its fleet for another one retains nothing of its requests but the KV of prefixes."""
 
 import mmap
 
@@ -84,7 +84,7 @@ def test_reserved_blocks_stay_closed_until_their_writers_are_certain_not_to_writ
 
 
 def test_blocks_that_were_being_sent_are_free_at_once() -> None:
-    """The transport was closed before: nothing reads them."""
+    """Blocks that were being sent are free at once, since the closed transport reads no blocks."""
     engine, _, _ = run_prefill(GOOD, wire=[])
     assert engine.transfers.held_blocks()
     engine.leave()
@@ -96,12 +96,13 @@ def test_blocks_that_were_being_sent_are_free_at_once() -> None:
 
 
 def test_the_journal_names_no_request_of_the_fleet_before() -> None:
-    """A request of the next fleet with its number would be blamed for the death of the worker."""
+    """The journal names no request of the previous fleet; otherwise the next fleet's request with the same
+    number would be blamed for the worker's death."""
     memory = mmap.mmap(-1, JOURNAL_BYTES)
     journal = StepJournal(memory)
     engine = engine_with(EnginePorts(journal=journal))
     engine.handle(submit("r", PROMPT, greedy()))
-    journal.leave(list(engine.scheduler.sequences.values()))  # a cache copy of it is being sent
+    journal.leave(list(engine.scheduler.sequences.values()))  # a cached copy of it is being sent
     assert read_journal(memory).attempts
     engine.leave()
     assert (read_journal(memory).attempts, read_journal(memory).phase) == (frozenset(), "")

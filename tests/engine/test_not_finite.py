@@ -15,13 +15,13 @@ from tests.engine.drive import VOCAB, Collected, expected, finish, make_engine, 
 from tests.engine.requests import random_requests
 
 BAD = 95
-"""The token whose KV is not finite."""
+"""The token for which the fake executor's logits are not finite."""
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=64, max_chunk=16)
 
 
 class NonFiniteExecutor:
-    """An executor whose logits are not finite for spans with the token `bad`."""
+    """An executor whose logits are not finite for spans that contain the token `bad`."""
 
     def __init__(self, executor, bad: int) -> None:
         self._executor = executor
@@ -75,7 +75,8 @@ def test_only_it_ends_and_none_of_its_blocks_is_cached(position):
 
 
 def test_a_shared_prefix_is_recomputed_and_its_other_holders_continue():
-    """Other requests that share blocks of a failed request keep these blocks, and their text."""
+    """A shared prefix is recomputed. Other requests that share blocks with a failed request keep these blocks
+    and their text."""
     params = SamplingParams(temperature=0, max_tokens=30)
     head = list(range(16))
     engine, collected = non_finite_engine(), Collected()
@@ -122,7 +123,7 @@ def test_any_schedule_ends_exactly_the_requests_with_the_bad_token(seed, num_blo
         for choice in request.outputs:
             full_outputs = expected(request.prompt, request.params, choice, 96)
             tokens = collected.tokens[request.request, choice]
-            text = [*request.prompt, *full_outputs[:-1]]  # what is read: all but the last token
+            text = [*request.prompt, *full_outputs[:-1]]  # the tokens that are read: all but the last
             if BAD in text:
                 affected += 1
                 until = max(0, text.index(BAD) + 1 - len(request.prompt))

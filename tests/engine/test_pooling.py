@@ -1,4 +1,5 @@
-"""Requests whose result is a vector: prompts in chunks, with shared prefixes, preempted, cancelled."""
+"""Requests whose result is a vector work with prompts in chunks, shared prefixes, preemption and
+cancellation."""
 
 from random import Random
 

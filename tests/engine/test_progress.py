@@ -1,4 +1,4 @@
-"""An engine that stands still is noticed: by its invariants, and in its reports."""
+"""An engine that makes no progress is detected by its invariants and in its reports."""
 
 import itertools
 import random
@@ -23,7 +23,7 @@ PARAMS = SamplingParams(seed=1, max_tokens=3)
 
 
 class Refusing:
-    """An allocator with a fault: it admits no sequence."""
+    """A faulty allocator that admits no sequence."""
 
     def __init__(self, engine: Engine) -> None:
         self._allocator = engine.scheduler.allocator
@@ -64,7 +64,9 @@ def test_a_report_says_for_how_long_nothing_was_computed() -> None:
     while not engine.stalled:
         assert engine.report().standstill_seconds == 0
         engine.step()
-    assert 0 < engine.report().standstill_seconds < engine.report().standstill_seconds, "it grows"
+    assert 0 < engine.report().standstill_seconds < engine.report().standstill_seconds, (
+        "the measured time grows"
+    )
     engine.scheduler.allocator = allocator
     engine.step()
     assert engine.report().standstill_seconds == 0
@@ -109,7 +111,8 @@ def test_an_engine_without_work_does_not_stand_still() -> None:
 
 @pytest.mark.parametrize("seed", [593, 709])
 def test_a_swapped_stream_has_work_only_if_it_can_be_swapped_in(seed: int) -> None:
-    """Its KV and one more block must be free, since it evicts no other sequence."""
+    """A swapped prompt stream counts as work only if it can be swapped in: its KV and one more block must be
+    free, since it evicts no other sequence."""
     rng = random.Random(seed)
     engine = make_engine(EngineConfig(num_blocks=8, max_model_len=96, eviction="swap", swap_blocks=40))
     for number in range(rng.randint(2, 4)):
@@ -128,7 +131,7 @@ def test_a_swapped_stream_has_work_only_if_it_can_be_swapped_in(seed: int) -> No
 
 
 class Recording(NullJournal):
-    """A journal that keeps each launched plan with its predicted seconds."""
+    """A journal that stores each launched plan with its predicted seconds."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[StepPlan, float]] = []
@@ -155,4 +158,4 @@ def test_the_predicted_seconds_of_a_step_contain_its_copies_of_swapped_kv() -> N
     assert any(plan.swap_in for plan, _ in journal.steps)
     for plan, predicted in journal.steps:
         copies = cost.out(len(plan.swap_out)) + cost.back(len(plan.swap_in))
-        assert 0 <= predicted - copies < 100, "the seconds of the model are the rest"
+        assert 0 <= predicted - copies < 100, "all other seconds are the model's"

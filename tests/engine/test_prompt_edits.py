@@ -1,4 +1,4 @@
-"""Prompt streams: the output is that of the final prompt submitted as a whole."""
+"""The output of a prompt stream is the output of the final prompt submitted as a whole."""
 
 import random
 from collections import Counter
@@ -21,7 +21,8 @@ CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_bat
 
 
 def steps(engine, collected, limit=100) -> int:
-    """Step until the engine has no work, with prompt streams still open; returns the number of steps."""
+    """Run steps until the engine has no work, though prompt streams are still open; return the number of
+    steps."""
     for count in range(limit):
         if not engine.has_work:
             return count
@@ -54,7 +55,9 @@ def test_an_idle_prompt_stream_is_swapped_out_and_back_in_for_as_many_new_tokens
     assert waiting.status is SequenceStatus.SWAPPED, "the second stream is computed while the first is idle"
     assert there.status is SequenceStatus.RUNNING
     collected.take(engine.handle(Edit("first", 0, 1, 32, list(range(8)))))
-    assert not waiting.todo(idle=False), "it is not swapped in for a quarter more while others have work"
+    assert not waiting.todo(idle=False), (
+        "a quarter more tokens do not justify swapping it in while others have work"
+    )
     collected.take(engine.handle(Edit("first", 0, 2, 40, list(range(24)))))
     assert waiting.todo(idle=False) == 32
     prompts = {"first": [*first, *range(8), *range(24)], "second": second}
@@ -185,7 +188,8 @@ def test_a_complete_prompt_does_not_wait_for_the_prefix_of_a_prompt_stream() -> 
 
 
 def test_edit_stable_tokens_are_computed_first() -> None:
-    """Two prompts are edited: one after its first eight tokens, the other after its second."""
+    """Edit-stable tokens are computed first: two prompts are edited, one after its first eight tokens, the
+    other after its second."""
     engine, collected = make_engine(CONFIG), Collected()
     for name, retained in (("loose", 2), ("firm", 8)):
         engine.handle(opened(list(range(12)), name))
@@ -286,8 +290,8 @@ class Oracle:
 def run_scripts_on_fake_model(
     rng: random.Random, config: EngineConfig, drafter: str, scripts: int
 ) -> Counter:
-    """Run on the fake model; every output must be that of its final prompt. `drafter`: with KV (model),
-    without (oracle), or none."""
+    """Run clients on the fake model, and assert that every output is the output of the final prompt.
+    `drafter`: with KV (model), without (oracle), or none."""
     oracle = Oracle(rng) if drafter == "oracle" else None
     engine = make_engine(config, oracle, draft_model=0.6 if drafter == "model" else None)
     clients = [StreamClient(rng, number, 60) for number in range(scripts)]

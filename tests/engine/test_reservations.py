@@ -1,4 +1,4 @@
-"""The rule against deadlock of paired workers: what may be evicted, started first, and given up."""
+"""Paired workers do not deadlock: rules for eviction, admission and release with transfer reservations."""
 
 from itertools import count
 
@@ -55,8 +55,8 @@ def test_a_holder_evicts_all_but_the_holders_that_rank_higher() -> None:
 
 @pytest.mark.parametrize("role", [SENDER, COPY])
 def test_one_with_a_reservation_evicts_first_those_that_wait_for_theirs(role: TransferRole) -> None:
-    """They are no part of the step, so they have no rank. Those that are sent with a reservation are not
-    evicted: another worker reads their blocks."""
+    """A sequence with a reservation first evicts sequences that wait for theirs; they are not in the step, so
+    they have no rank. Sequences that are being sent are not evicted, as another worker reads their blocks."""
     sequence, lower = make(role, reserved=True), make(SENDER)
     waiting, read = make(SENDER, status=SENDING), make(SENDER, reserved=True, status=SENDING)
     assert evictable(sequence, [sequence, lower], [waiting, read, sequence, lower]) == [lower, waiting]
@@ -69,7 +69,8 @@ def test_blocks_reserved_for_another_worker_are_not_evicted() -> None:
 
 
 def test_no_two_sequences_evict_each_other() -> None:
-    """Whatever roles and reservations: otherwise each would take the blocks of the other without end."""
+    """No two sequences evict each other, whatever their roles and reservations; otherwise they would take
+    each other's blocks forever."""
     for role in TransferRole:
         for other_role in TransferRole:
             for reserved, other_reserved in ((a, b) for a in (False, True) for b in (False, True)):
@@ -95,7 +96,7 @@ def test_one_with_a_reservation_waits_for_no_other_to_start() -> None:
         assert not waits_for_prefix(make(role, reserved=True))
         assert waits_for_prefix(make(role))
     assert waits_for_prefix(make(LOCAL))
-    assert not waits_for_prefix(make(RECEIVER)), "it computes nothing"
+    assert not waits_for_prefix(make(RECEIVER)), "the sequence computes nothing"
 
 
 def test_few_tokens_are_planned_for_what_may_fail_to_start() -> None:

@@ -1,4 +1,4 @@
-"""The legal changes of a sequence's status, and the one method that makes them."""
+"""A sequence's status changes only by legal transitions, through a single method."""
 
 from itertools import product
 

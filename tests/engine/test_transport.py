@@ -64,7 +64,8 @@ def test_the_same_reservation_twice_is_served_once() -> None:
 
 
 def test_a_duplicate_reservation_is_ignored_while_it_is_served() -> None:
-    """Otherwise its receiver would be told that no worker writes to the blocks, while one does."""
+    """A duplicate reservation is ignored while the first one is served; otherwise the receiver would be told
+    that no worker writes to its blocks, while one does."""
     engine, written, closed = run_prefill(GOOD, twice=True)
     assert [(update.reservation_id, update.error) for update in closed] == [(GOOD.id, "")]
     assert len(written) == len(GOOD.blocks)
@@ -73,7 +74,7 @@ def test_a_duplicate_reservation_is_ignored_while_it_is_served() -> None:
 
 
 def test_a_cancelled_request_is_not_a_transfer_failure() -> None:
-    """Its blocks are freed once no copy reads them."""
+    """A cancelled request is not a transfer failure. Its blocks are freed once no copy reads them."""
     wire: list[Callable[[], None]] = []
     engine, _, closed = run_prefill(GOOD, wire=wire)
     assert not closed
@@ -92,7 +93,8 @@ def test_a_cancelled_request_is_not_a_transfer_failure() -> None:
 def test_the_hidden_time_of_a_transfer_is_what_it_took_beyond_what_was_waited_for(
     monkeypatch: pytest.MonkeyPatch, exposed: float, hidden: float
 ) -> None:
-    """Each transfer by itself: the sum never falls, however long the next one is waited for."""
+    """The hidden time of a transfer is its duration minus the time that was waited for it, for each transfer
+    separately: the sum never decreases, however long the next one is waited for."""
     landed = SimulatedTransport.landed
     monkeypatch.setattr(
         SimulatedTransport,
@@ -129,7 +131,8 @@ class Recorded(NoObserver):
     ],
 )
 def test_a_copy_is_counted_by_its_kind_and_not_observed(kind: RequestKind, counted: dict[str, int]) -> None:
-    """Its name says nothing: a client's may have any."""
+    """A copy is counted by its kind, and is not an observed event. Its name does not tell the kind, since
+    clients choose names."""
     observer = Recorded()
     engine, _, _ = run_prefill(GOOD, observer=observer)
     before = engine.report().transfer

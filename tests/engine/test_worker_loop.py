@@ -1,5 +1,4 @@
-"""The turns of a worker: which messages they send, in which order, and how long a worker waits between
-them."""
+"""A worker's loop sends the right messages in the right order, and waits for the right time between turns."""
 
 from collections.abc import Callable, Sequence
 
@@ -43,7 +42,7 @@ RESERVATION = TransferReservation("decode/0", "r", 0, (0,), len(PROMPT), 0, [3, 
 
 
 class Trace:
-    """An observer whose records are taken at the end of a turn."""
+    """An observer whose records a test takes at the end of a turn."""
 
     def __init__(self) -> None:
         self.work: list[Work] = []
@@ -60,7 +59,7 @@ class Trace:
 
 
 def prefill_loop(wire: list[Callable[[], None]]) -> WorkerLoop:
-    """Return the loop of a traced prefill worker whose KV lands when the test calls what is in `wire`."""
+    """Return the loop of a traced prefill worker. KV arrives when the test calls the functions in `wire`."""
     own, other = (CostExecutor(n, 4, VOCAB, lambda tokens, context: 1.0) for n in (CONFIG.num_blocks, 8))
     transport = SimulatedTransport(own, lambda path: other, lambda _, land: wire.append(land), 0.0)
     trace = Trace()
@@ -75,7 +74,7 @@ def prefill_loop(wire: list[Callable[[], None]]) -> WorkerLoop:
 
 
 def turn(loop: WorkerLoop, now: float, *messages: ToEngine, landing: Sequence[Callable[[], None]] = ()):
-    """Run a turn during whose step some KV lands; returns what it sends."""
+    """Run a turn, during whose step some KV arrives; return the messages that it sends."""
     loop.begin_turn(messages)
     for land in landing:
         land()
@@ -124,9 +123,9 @@ def test_a_busy_worker_reports_every_half_second_and_an_idle_one_every_turn() ->
     assert reports == [False, False, True, False, True]
     while loop.engine.has_work:
         sent = turn(loop, 2 * REPORT_SECONDS)
-    assert isinstance(sent[-1], Report), "it has become idle"
+    assert isinstance(sent[-1], Report), "the worker has become idle"
     assert [type(message) for message in turn(loop, 1.1)] == [Report]
-    assert not list(loop.end_turn(1.2, busy=True)), "its idle time is used"
+    assert not list(loop.end_turn(1.2, busy=True)), "the worker uses its idle time"
     assert [type(message) for message in loop.end_turn(1.1 + REPORT_SECONDS, busy=True)] == [Report]
 
 

@@ -1,4 +1,4 @@
-"""Models, cases and prompts whose texts are compared with transformers'."""
+"""Models, cases and prompts whose texts are compared with transformers."""
 
 import random
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """The settings of an engine, and its number of concurrent requests."""
+    """The settings of an engine, and the number of its concurrent requests."""
 
     chunk: int = 512
     concurrency: int = 3
@@ -99,7 +99,8 @@ def make_prompts(rng: random.Random, count: int, longest: int, vocabulary: int) 
 
 @dataclass
 class Outcome:
-    """Each prompt's tokens with their log-probabilities, and how many prompt tokens were found cached."""
+    """Each prompt's tokens with their log-probabilities, and the number of prompt tokens found in the
+    cache."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -107,7 +108,7 @@ class Outcome:
 
 
 def generate(engine: Engine, prompts: list[list[int]], params: SamplingParams, concurrency: int) -> Outcome:
-    """Run all prompts, `concurrency` at a time; nothing may be left in the engine afterwards."""
+    """Run all prompts, `concurrency` at a time, and assert that the engine is empty afterwards."""
     outcome = Outcome([[] for _ in prompts], [[] for _ in prompts])
     waiting, active = list(enumerate(prompts)), set()
     while waiting or active:

@@ -1,4 +1,4 @@
-"""Architectures of targets and drafts that are compared with plain decoding."""
+"""Architectures of target and draft pairs whose texts are compared with plain decoding."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,5 +1,5 @@
 """Engines with speculation for tests: a target and a draft model that agree often, requests that use every
-sampling parameter that depends on the path, and counts of what happened."""
+sampling parameter that depends on the path, and counts of events."""
 
 import json
 import random
@@ -56,13 +56,14 @@ def make_pair(target: Path, draft: Path, architecture: str = "llama", **override
 
 
 def _late(name: str) -> bool:
-    """Whether a tensor is a matrix out of attention or MLP, or an expert, of the second layer."""
+    """Return whether a tensor is a matrix of the second layer that ends attention or the MLP, or an
+    expert."""
     out = ("o_proj.weight", "down_proj.weight", "down_proj", "w2.weight")
     return name.startswith("model.layers.1.") and name.endswith(out)
 
 
 def disturb(folder: Path, share: float) -> None:
-    """Add noise to a checkpoint's matrices, `share` of how much their entries spread."""
+    """Add noise to a checkpoint's matrices. Its standard deviation is `share` of the matrix's."""
     generator = torch.Generator().manual_seed(5)
     edit(
         folder,
@@ -75,8 +76,8 @@ def disturb(folder: Path, share: float) -> None:
 
 
 def with_padding(folder: Path, rows: int) -> Path:
-    """Give a checkpoint's embedding and head so many rows: more repeat the first ones, which makes them as
-    likely as tokens with a text."""
+    """Enlarge a checkpoint's embedding and head to this number of rows. The new rows repeat the first ones,
+    so they are as likely as tokens with a text."""
     edit(
         folder,
         lambda name, tensor: (
@@ -91,7 +92,7 @@ def with_padding(folder: Path, rows: int) -> Path:
 
 
 def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-    """Put what `change` makes of a checkpoint's tensors in their place."""
+    """Replace a checkpoint's tensors by the result of `change`."""
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
@@ -100,7 +101,7 @@ def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> N
 
 
 class Watched(Speculation):
-    """Counts the outcomes of tree verification by kind."""
+    """A policy that counts the outcomes of tree verification by kind."""
 
     def __init__(self, policy: str) -> None:
         super().__init__(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64)
@@ -190,7 +191,7 @@ Texts = dict[tuple[str, int], list[Token]]
 
 @dataclass
 class Served:
-    """The tokens of all choices up to where their readers stopped, and counts of events."""
+    """The tokens of all choices until their readers stopped, and counts of events."""
 
     texts: Texts = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,5 @@
-"""Greedy text and log-probabilities are those of transformers, however prompts are chunked and preempted."""
+"""Greedy text and log-probabilities equal those of transformers, however prompts are chunked and
+preempted."""
 
 import json
 import random
@@ -18,17 +19,18 @@ from tests.conftest import Scale
 from tests.exact.generating import MAX_OUTPUT, MODELS, Case, generate, make_engine, make_prompts
 
 CLOSE = 1e-4
-"""Reference logits closer than this are a tie that float32 may decide either way."""
+"""If two reference logits are closer than this, float32 may decide either way: a tie."""
 
 
 EVERY_CASE = ("llama", "mistral", "qwen2", "qwen3")
-"""The models that run in every case. The others differ from them in what a layer computes alone."""
+"""Models that run in every case. The others differ from them only in what a single layer computes."""
 
 RIGHT_SINCE = {"gemma2": (5, 21), "gpt_oss": (5, 19)}
-"""The versions of transformers since which it computes these models as here: 5.17 did not."""
+"""The first version of transformers that computes a model as this project does: 5.17 did not."""
 
 MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
-"""Models whose rows meet others in their experts: with the kernels they run in every case."""
+"""Models in which a row's computation involves other rows, in experts. With the kernels they run in every
+case."""
 
 
 CASES = {
@@ -63,8 +65,8 @@ def all_runs() -> list[tuple[str, str, Backend]]:
 def in_small_runs(model: str, name: str, backend: Backend) -> bool:
     """Return whether a run is among the small counts.
 
-    Of a GPU all are; of the kernels each model preempted, and each case with every third model; of the
-    slow backends each case with llama, or with one more model."""
+    On a GPU all runs are. With the kernels, each model runs preempted, and each case with every third model.
+    On the slow backends, each case runs with llama or with one more model."""
     models, cases = list(MODELS), list(CASES)
     if backend == "device":
         some = (("llama", "odd-chunks"), ("llama", "tiny-cache"), ("gpt_oss", "preempted"))
@@ -96,8 +98,7 @@ def compare(
     reference: Any, prompt: list[int], tokens: list[int], logprobs: list[float]
 ) -> tuple[int, int, float]:
     """Return the numbers of ties decided differently and of other mismatches, and the largest difference of a
-    log-probability. Every token is compared given the text before it: a tie hides no later
-    mismatch."""
+    log-probability. Every token is compared given the text before it: so a tie hides no later mismatch."""
     rows = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :].float()
     expected = torch.log_softmax(rows, dim=-1)
     ours = torch.tensor(tokens)
@@ -150,7 +151,8 @@ def test_greedy_text_is_the_references(
 def test_seeded_text_is_the_same_alone_in_a_batch_chunked_and_preempted(
     request: pytest.FixtureRequest, checkpoint: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """In small runs each model has one of the cases besides "alone"; each case has every third model."""
+    """Seeded text is the same alone, in a batch, chunked and preempted. In small runs each model has one case
+    besides "alone", and each case every third model."""
     others = ["many", "odd-chunks", "preempted"]
     if not scale.full:
         others = others[list(MODELS).index(request.node.callspec.params["checkpoint"]) % 3 :][:1]

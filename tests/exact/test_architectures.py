@@ -1,5 +1,5 @@
-"""Every architecture with what may change when tokens come: batches, speculation, preemption, eviction. The
-text of a seed stays the same, also with weights and KV in integers."""
+"""The text of a seed is the same for every architecture, whatever changes when tokens arrive: batches,
+speculation, preemption, eviction; also with quantized weights and KV."""
 
 import random
 from collections.abc import Callable

@@ -28,7 +28,7 @@ MAX_PROMPT, MAX_NODES = 40, 16
 
 @dataclass
 class Machine:
-    """A model on the row-invariant kernels with a KV cache, and its free blocks."""
+    """A model on the row-invariant kernels, with a KV cache and its free blocks."""
 
     model: Model
     attention: AttentionBackend
@@ -42,7 +42,7 @@ class Machine:
         return [self.free.pop() for _ in range(-(-tokens // BLOCK))]
 
     def logits(self, spans: Sequence[Span]) -> list[Tensor]:
-        """Each span's logits [rows, vocabulary] from one pass over them all."""
+        """Return each span's logits [rows, vocabulary] from a single pass over all spans."""
         layout = lay_out(spans, BLOCK)
         self.attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
@@ -65,7 +65,7 @@ def make_machine(folder: Path, dtype: str, backend: Backend = "auto", quantized:
 
 
 def random_tree(rng: random.Random, root: int) -> TokenTree:
-    """Make a tree: deep, wide or between; siblings may have the same token."""
+    """Return a random tree: deep, wide or in between. Siblings may have the same token."""
     size, reach = rng.randint(3, MAX_NODES), rng.choice((1, 3, MAX_NODES))
     parents = (-1, *(rng.randint(max(0, node - reach), node - 1) for node in range(1, size)))
     tokens = (root, *(rng.randrange(VOCABULARY) for _ in range(1, size)))
@@ -96,8 +96,8 @@ def test_each_branch_of_random_trees_has_the_logits_of_a_plain_chain(
     scale: Scale,
     record: Callable[..., None],
 ) -> None:
-    """Trees of several sequences in one pass with a prompt chunk; each branch is replayed token by token
-    without a tree."""
+    """Each branch of random trees has the logits of a plain chain. Trees of several sequences and a prompt
+    chunk run in one pass; each branch is then replayed token by token."""
     machine = make_machine(make_checkpoint(tmp_path, architecture, **fields), dtype, quantized=quantized)
     rng, branches, wide = random.Random(scale.seed), 0, 0
     for _ in range(scale.pick(4, 50)):
@@ -133,7 +133,8 @@ def test_each_branch_of_random_trees_has_the_logits_of_a_plain_chain(
 def test_a_tree_read_level_by_level_has_the_logits_of_the_whole(
     tmp_path: Path, backend: Backend, fields: dict[str, Any], scale: Scale
 ) -> None:
-    """As a draft model computes it: each pass has one level's rows; earlier levels have KV in their slots."""
+    """A tree that is computed level by level, as a draft model does, has the logits of the whole tree in one
+    pass. Each pass has the rows of one level; earlier levels have KV in their slots."""
     machine = make_machine(make_checkpoint(tmp_path, **fields), "float32", backend)
     rng, skipped = random.Random(scale.seed), 0
     for _ in range(scale.pick(4, 50)):

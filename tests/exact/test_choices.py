@@ -1,4 +1,5 @@
-"""The choices of a request share its prompt's blocks and copy on write; each is the text that it is alone."""
+"""The choices of a request share its prompt's blocks and copy on write, and each has the text that it would
+have alone."""
 
 import random
 from collections.abc import Callable

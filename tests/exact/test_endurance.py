@@ -1,4 +1,4 @@
-"""Many requests in one engine: the last are served as fast as the first, and no memory leaks."""
+"""After many requests an engine is as fast as at the beginning, and no memory has leaked."""
 
 import gc
 import re
@@ -44,7 +44,7 @@ def request(number: int) -> Submit:
 
 
 def serve(engine: Engine, numbers: range) -> int:
-    """Serve these requests to the end, CONCURRENT at a time, cancelling a few; returns their tokens."""
+    """Serve these requests to the end, CONCURRENT at a time, and cancel a few; return their tokens."""
     waiting, open_choices, tokens = iter(numbers), {}, 0
     for _ in range(CONCURRENT):
         _submit(engine, waiting, open_choices)
@@ -91,7 +91,7 @@ def test_requests_leak_no_memory_and_do_not_slow_down(scale, record):
     )
     loaded = load(config)
     engine = Engine(loaded.engine_config, loaded.model_info, loaded.executor, time.monotonic)
-    serve(engine, range(CONCURRENT * 2))  # buffers and the prefix cache are full from here on
+    serve(engine, range(CONCURRENT * 2))  # From here on, buffers and the prefix cache are full.
     tokens, rates, objects, resident = [], [], [], []
     for part in np.array_split(np.arange(count), PARTS):
         started = time.process_time()
@@ -113,7 +113,8 @@ def test_requests_leak_no_memory_and_do_not_slow_down(scale, record):
     assert report.prefix_hits > 0
     assert report.generation_tokens >= sum(tokens) > count
     assert (report.running, report.waiting, report.blocks_live) == (0, 0, 0)
-    assert objects[-1] - objects[0] < 2000  # caches of a bounded size, such as that of trees of one node
+    # Caches of a bounded size may grow, such as the one for trees of one node.
+    assert objects[-1] - objects[0] < 2000
     assert resident[-1] - resident[0] < 16 << 20
-    # The median, and a wide margin: other processes make any one part slow.
+    # Compare the median with a wide margin: other processes may make any part slow.
     assert statistics.median(rates[PARTS // 2 :]) > 0.6 * statistics.median(rates[: PARTS // 2])

@@ -1,6 +1,6 @@
-"""An engine with everything at random: architectures, widths, KV, adapters, drafters, policies, orders,
-eviction, prompt streams and complete prompts. Tokens, log-probabilities and ends are those of a plain engine.
-"""
+"""Random combinations of everything: architectures, widths, KV, adapters, drafters, policies, orders,
+eviction, prompt streams and complete prompts. Tokens, log-probabilities and finish reasons equal a plain
+engine's."""
 
 import random
 from collections import Counter, defaultdict
@@ -118,7 +118,7 @@ class Client(StreamClient):
         return replace(started, adapter=self.adapter, priority=self.rng.randint(-1, 1))
 
     def submit(self) -> Submit:
-        """The message of the final prompt, as if it was sent at once."""
+        """Return the message that submits the final prompt as a whole."""
         outputs: dict[int, list[int]] = {choice: [] for choice in range(self.params.n)}
         return Submit(
             self.name,
@@ -131,7 +131,7 @@ class Client(StreamClient):
 
 
 class WithLogprobs(Collected):
-    """Events with the log-probabilities of outputs and prompts."""
+    """Collects events with the log-probabilities of outputs and prompts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class WithLogprobs(Collected):
     def take(self, events: list[Event]) -> None:
         super().take(events)
         for event in events:
-            if isinstance(event, Token):  # of an answer that was withdrawn they come again
+            if isinstance(event, Token):  # log-probabilities of a withdrawn answer are sent again
                 known = self.logprobs[event.request, event.choice]
                 del known[event.index :]
                 known.append((event.token, event.logprob, event.top))
@@ -203,8 +203,8 @@ def make_engine(model: Model, adapters: tuple[LoadAdapter, ...], policy: str, **
 def trial(
     rng: random.Random, models: Callable[[str], Model], adapted: bool, collect: pytest.MonkeyPatch
 ) -> Counter[str]:
-    """Run clients on an engine with random settings, and with adapters if `adapted`. Raises AssertionError
-    where a result differs."""
+    """Run clients on an engine with random settings, and with adapters if `adapted`. Raises AssertionError if
+    a result differs."""
     name = rng.choice([name for name in ARCHITECTURES if not (adapted and name in WITH_EXPERTS)])
     model = models(name)
     adapters = model.adapters if adapted else ()

@@ -1,5 +1,6 @@
-"""Text with KV of 8 bits is a function of the request: every query reads keys and values as they are stored,
-those of its own step too, so chunks, batches, preemption, swaps and shared blocks change no bit."""
+"""With 8-bit KV, text is a function of the request alone. Every query reads keys and values as they are
+stored, including those of its own step, so chunks, batches, preemption, swaps and shared blocks change no
+bit."""
 
 import random
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=MAX_OUTPUT, ignore_eos=True
 
 @dataclass(frozen=True)
 class Case:
-    """The settings of an engine, and its number of concurrent requests."""
+    """The settings of an engine, and the number of its concurrent requests."""
 
     chunk: int = 512
     concurrency: int = 16
@@ -99,7 +100,8 @@ def test_text_is_that_of_a_request_alone(
 def test_log_probabilities_are_near_those_of_plain_kv_and_not_equal(
     checkpoint: Path, prompts: list[list[int]], alone: Outcome
 ) -> None:
-    """The first token's, before the texts can differ."""
+    """Log-probabilities of the first token, before texts can differ, are close to those with plain KV and not
+    equal."""
     plain = generate(make_engine(checkpoint, Case(kv="auto")), prompts, SAMPLED, 16)
     differences = [
         abs(ours[0] - theirs[0])

@@ -1,5 +1,5 @@
-"""LoRA adapters with speculation, preemption, swapping and the prefix cache: a seed's text is that of the
-request alone, without draft tokens."""
+"""With LoRA adapters, speculation, preemption, swapping and the prefix cache, the text of a seed equals the
+text of the request alone, without draft tokens."""
 
 import random
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def adapters(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> list[LoadAdapter]:
-    """Adapters that change some of the target's text: its drafter stays of use."""
+    """Return adapters that change only part of the target's text, so that its drafter remains useful."""
     folder = tmp_path_factory.mktemp("adapters")
     found = [
         opened(f"a{seed}", write_adapter(folder / f"a{seed}", pair[0], rank=3 + seed, seed=seed, gain=0.15))
@@ -79,7 +79,7 @@ def make_engine(pair: tuple[Path, Path], case: Case, adapters: list[LoadAdapter]
 
 
 def requests_with(adapters: list[LoadAdapter], requests: list[Submit]) -> list[Submit]:
-    """Give every request but each fourth an adapter."""
+    """Give three of every four requests an adapter."""
     names = ["", *(adapter.fingerprint for adapter in adapters)]
     return [
         changed(request, adapter=names[number % len(names)], request=f"{number}")

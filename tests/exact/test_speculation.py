@@ -1,4 +1,4 @@
-"""Speculation changes when tokens come, never which: every drafter, shape and interruption, against none."""
+"""Speculation changes when tokens arrive, never which tokens, for every drafter, shape and interruption."""
 
 import random
 import shutil
@@ -65,7 +65,7 @@ ALWAYS = (
     "all draft tokens accepted", "accepted by a sampled request", "stop string",
     "ended by a token or a grammar", "found in the prefix index", "copied on write",
 )  # fmt: skip
-"""Events that must have happened in every case (these names are keys of committed results)."""
+"""Events that must have happened in every case. (These names are keys of committed results.)"""
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +149,8 @@ def test_text_is_that_of_plain_decoding(
 def test_a_draft_model_equal_to_the_target_is_always_accepted(
     pair: tuple[Path, Path], settings: dict[str, Any]
 ) -> None:
-    """With the target as its own draft model all draft tokens are accepted: greedy, and sampled with the
-    shared noise, whatever the path does to the logits. (top_k, because a draft model considers only its
+    """A draft model that is the target itself is always accepted: greedy and sampled with the shared noise,
+    whatever the sampling parameters do to the logits. (top_k is set because a draft model considers only its
     likeliest tokens.)"""
     target, _ = pair
     engine = make_engine((target, target), Case(policy="fixed:5"))
@@ -189,7 +189,8 @@ def test_forked_choices_speculate_independently(pair: tuple[Path, Path]) -> None
 
 
 def test_a_draft_model_prefills_along_with_the_target(pair: tuple[Path, Path]) -> None:
-    """It is one chunk late, so that little is left to prefill at the first draft request."""
+    """A draft model prefills one chunk after the target, so little is left to prefill at the first draft
+    request."""
     prompt, chunk = list(range(5, 165)), 16
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     request = Submit("r", prompt, params, outputs={0: []})
@@ -200,7 +201,7 @@ def test_a_draft_model_prefills_along_with_the_target(pair: tuple[Path, Path]) -
     found = run(engine, [request], 1)["r"]
     prefills = [request for request in received if not request.depth]
     drafts = [request for request in received if request.depth]
-    assert len(prefills) >= len(prompt) // chunk - 2  # the last is read with the first draft request
+    assert len(prefills) >= len(prompt) // chunk - 2  # The last chunk is read with the first draft request.
     assert all(one.length - one.computed <= chunk for one in prefills)
     assert drafts[0].computed >= len(prompt) - 2 * chunk
     plain = run(make_engine(pair, Case(draft="none")), [request], 1)["r"]
@@ -212,8 +213,8 @@ def test_a_draft_model_prefills_along_with_the_target(pair: tuple[Path, Path]) -
 def test_a_step_that_ends_a_prompt_has_draft_tokens_if_little_is_left(
     pair: tuple[Path, Path], left: int, drafted: bool
 ) -> None:
-    """The first output token then comes with others; it does not wait for a draft model that has much to
-    prefill."""
+    """A step that ends a prompt has draft tokens if the draft model has little left to prefill. The first
+    output token does not wait for a draft model that has much left."""
     target, _ = pair
     engine = make_engine((target, target), Case(policy="fixed:4", chunk=100))
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
@@ -228,7 +229,8 @@ def test_a_step_that_ends_a_prompt_has_draft_tokens_if_little_is_left(
 def test_rejection_keeps_greedy_text_and_accepts_sampled_draft_tokens(
     pair: tuple[Path, Path], policy: str, scale: Scale
 ) -> None:
-    """tests/execution/compute/test_rejection.py compares the distribution with the target's."""
+    """Rejection sampling keeps greedy text, and accepts sampled draft tokens.
+    tests/execution/compute/test_rejection.py compares the distribution with the target's."""
     plain = make_engine(pair, Case(draft="none"))
     engine = make_engine(pair, Case(policy=policy), mode="rejection")
     requests = make_requests(random.Random(scale.seed), scale.pick(8, 40), plain.model.vocab_size)
@@ -241,7 +243,7 @@ def test_rejection_keeps_greedy_text_and_accepts_sampled_draft_tokens(
             assert texts[key], "sampled requests end as well"
     other = make_engine(pair, Case(policy=policy), mode="rejection")
     again = serve(other, requests, 4, tokenizer).texts
-    if policy != "goodput":  # which may verify other nodes as it learns other costs
+    if policy != "goodput":  # verification may choose other nodes as it learns other costs
         assert [t.token for one in again.values() for t in one] == [
             t.token for one in texts.values() for t in one
         ]
@@ -286,8 +288,8 @@ def test_a_draft_model_with_other_padding_changes_no_text(
     mode: SpeculationMode,
     backend: Backend,
 ) -> None:
-    """Requests have prompts and biases with tokens of the padding too, and some output them. With rejection
-    sampling the text of greedy requests alone is that of plain decoding."""
+    """A draft model with other padding changes no text. Requests have prompts and biases with padding tokens,
+    and some output them. With rejection sampling, only greedy text equals plain decoding."""
     shutil.copytree(pair[0], tmp_path / "target")
     shutil.copytree(pair[1], tmp_path / "draft")
     padded = with_padding(tmp_path / "target", target_rows), with_padding(tmp_path / "draft", draft_rows)

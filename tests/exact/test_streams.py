@@ -1,4 +1,4 @@
-"""Prompt streams, swapping and speculation on real models: the output is that of the final prompt."""
+"""Prompt streams, swapping and speculation on real models: the output is the output of the final prompt."""
 
 import random
 from collections import Counter
@@ -23,7 +23,8 @@ LONGEST = 60
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models with equal weights: draft tokens are often accepted, as far as sampling permits."""
+    """Return two models with equal weights, so that draft tokens are often accepted, as far as sampling
+    permits."""
     folders = [make_checkpoint(tmp_path_factory.mktemp(name)) for name in ("target", "draft")]
     return folders[0], folders[1]
 

@@ -1,4 +1,4 @@
-"""Every output is valid by its schema, and the same whatever else the engine does."""
+"""Every output is valid by its schema, and the same whatever other requests the engine runs."""
 
 import json
 import random
@@ -145,7 +145,8 @@ def test_preemption_and_speculation_change_no_output(
 
 
 def test_a_draft_model_follows_the_grammar(folder: Path, scale: Scale, record: Callable[..., None]) -> None:
-    """With the target as its own draft model all draft tokens are accepted, in spite of the grammar."""
+    """A draft model follows the grammar: with the target as its own draft model, all draft tokens are
+    accepted."""
     requests, _ = make_requests(folder, scale.seed + 3, scale.pick(6, 40))
     greedy = [
         msgspec.structs.replace(one, params=msgspec.structs.replace(one.params, temperature=0.0))
@@ -156,13 +157,16 @@ def test_a_draft_model_follows_the_grammar(folder: Path, scale: Scale, record: C
     assert run(engine, greedy)[0] == expected
     counters = engine.speculation.counters
     assert counters.accepted > 100
-    assert counters.accepted >= 0.97 * counters.verified, "all but those after the end of an output"
+    assert counters.accepted >= 0.97 * counters.verified, (
+        "all draft tokens but those after the end of an output"
+    )
     assert engine.report().preemptions > 0
     record(answers=len(greedy), verified=counters.verified, accepted=counters.accepted)
 
 
 def test_a_resumed_output_continues_where_it_was(folder: Path, scale: Scale) -> None:
-    """As after the loss of a worker: the grammar state is rebuilt from the outputs."""
+    """A resumed output continues where it ended, as after the loss of a worker: the grammar state is rebuilt
+    from the outputs."""
     requests, _ = make_requests(folder, scale.seed + 2, scale.pick(5, 40))
     expected, _ = run(make_engine(folder), requests)
     rng = random.Random(scale.seed)

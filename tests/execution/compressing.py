@@ -1,4 +1,4 @@
-"""Checkpoints quantized by the package compressed-tensors, the reference for its format."""
+"""Write checkpoints with the package compressed-tensors, the reference for its format."""
 
 import json
 import re
@@ -36,8 +36,8 @@ def compress(
     **weights: Any,
 ) -> dict[str, Tensor]:
     """Write the checkpoint of `source` to `target`, its layers' matrices quantized by compressed-tensors with
-    these arguments of QuantizationArgs, but for those that the pattern `ignore` matches. Return what it
-    decompresses them to, in float32, by module."""
+    these arguments of QuantizationArgs, except for modules that the pattern `ignore` matches. Return the
+    decompressed matrices in float32, by module."""
     shutil.copytree(source, target)
     scheme = QuantizationScheme(
         targets=["Linear"],

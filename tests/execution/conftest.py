@@ -1,4 +1,4 @@
-"""One thread (others share the machine), and small checkpoints that a whole run of tests shares."""
+"""Tests use one thread (other processes share the machine), and small checkpoints that a whole run shares."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,8 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def shared_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`make_checkpoint` into a folder of its own, made once for equal arguments. Not to be changed."""
+    """Return a function like `make_checkpoint` that shares one folder for equal arguments. Tests must not
+    change it."""
     folders: dict[str, Path] = {}
 
     def make(architecture: str = "llama", dtype: str = "float32", **overrides: object) -> Path:
@@ -39,7 +40,7 @@ def shared_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 def stored(
     shared_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The folder of one of storing.py's cases, written once. Not to be changed."""
+    """Return a function for the folder of a case of storing.py, written once. Tests must not change it."""
     folders: dict[str, Path] = {}
 
     def make(case: str) -> Path:
@@ -53,7 +54,7 @@ def stored(
 
 @pytest.fixture
 def available(request: pytest.FixtureRequest) -> Callable[[ThreadPool, torch.dtype], list[KernelPath]]:
-    """The paths that a pool's library has for a type of numbers; those that it lacks are noted."""
+    """Return the paths that a pool's library has for a number format; missing paths are recorded."""
 
     def paths(pool: ThreadPool, dtype: torch.dtype) -> list[KernelPath]:
         every = [path for path, numbers in EVERY_PATH if numbers == dtype]

@@ -6,7 +6,7 @@ from streamserve.execution.model.layout import SpanRows
 
 
 def visible_slots(part: SpanRows, row: int, window: int | None) -> list[int]:
-    """The sequence's own slot numbers that a query row sees, by the words of the contract."""
+    """Return the sequence's slot numbers that a query row sees, as the contract defines them."""
     span = part.span
     linear = span.start + len(span.tokens)
     if row < len(span.tokens):
@@ -28,8 +28,8 @@ def dense(
     window: int | None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Softmax attention of one query row [heads, dim], in float64, one head at a time. `sinks` [heads] are
-    further scores, whose weights multiply nothing."""
+    """Return softmax attention of one query row [heads, dim] in float64, one head at a time. `sinks` [heads]
+    are additional scores without values."""
     block_size = layer.shape[3]
     slots = visible_slots(part, row, window)
     blocks = [part.span.blocks[slot // block_size] for slot in slots]

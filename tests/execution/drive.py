@@ -14,7 +14,7 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 120
 
 TreeMaker = Callable[[int, int], TokenTree]
-"""Makes a tree from a root token and the number of outputs."""
+"""A function that makes a tree from a root token and the number of outputs."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Driver:
         return self._names
 
     def remove(self, name: int) -> Task:
-        """Remove a task; its blocks are free for others at once."""
+        """Remove a task. Its blocks are free for other tasks at once."""
         task = self.tasks.pop(name)
         self.free += task.blocks
         self.released.append(name)
@@ -116,7 +116,7 @@ class Driver:
 
 
 def run_alone(executor: TorchExecutor, task: Task, count: int) -> list[int]:
-    """The first `count` outputs of a task that has the executor to itself."""
+    """Return the first `count` outputs of a task that runs alone on the executor."""
     driver = Driver(executor)
     name = driver.add(task)
     while len(task.outputs) < count:

@@ -39,7 +39,8 @@ def executor_of(folder: Path, backend: str = "auto") -> Executor:
 
 
 def random_trees(expected_text: list[int], seed: int, size: int = 7) -> Callable[[int, int], TokenTree]:
-    """Trees in which about every second draft token is right: a random node gets the next token, or not."""
+    """Return trees in which about half of the draft tokens are right: a random node gets the right token, or
+    another one."""
     rng = np.random.default_rng(seed)
 
     def draft(token: int, done: int) -> TokenTree:

@@ -1,4 +1,4 @@
-"""Entries of a GGUF file that are changed."""
+"""Change entries of a GGUF file."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import gguf
 
 
 def entry(key: str, value: Any) -> Callable[[gguf.GGUFWriter], None]:
-    """Return what sets an entry, or with None takes it away."""
+    """Return a function that sets an entry; None removes it."""
 
     def change(writer: gguf.GGUFWriter) -> None:
         writer.kv_data[0].pop(key, None)

@@ -1,4 +1,4 @@
-"""Loading a GGUF file: its logits, or why it is refused."""
+"""Load a GGUF file; return its logits, or why it is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def refusal(path: Path, **fields: Any) -> str:
 
 @torch.inference_mode()
 def logits_of(loaded: Loaded) -> torch.Tensor:
-    """The logits [60, vocabulary] for TEXT."""
+    """Return the logits [60, vocabulary] for TEXT."""
     attention = make_attention(loaded.cache, loaded.model.spec, loaded.pool)
     layout = lay_out([Span(0, 0, TEXT[0].tolist(), BLOCKS)], BLOCK_SIZE)
     attention.plan(layout)

@@ -1,4 +1,4 @@
-"""Any JSON value, as a strategy."""
+"""A hypothesis strategy for any JSON value."""
 
 from hypothesis import strategies as st
 

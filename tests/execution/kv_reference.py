@@ -8,7 +8,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 def reference(vector: torch.Tensor) -> tuple[NDArray[np.int8], np.float32]:
-    """The integers and the scale of one vector [dim]."""
+    """Return the integers and the scale of one vector [dim]."""
     numbers = vector.float().numpy()
     if not np.isfinite(numbers).all():
         return np.zeros(len(numbers), np.int8), np.float32(np.nan)
@@ -19,14 +19,14 @@ def reference(vector: torch.Tensor) -> tuple[NDArray[np.int8], np.float32]:
 
 
 def reference_bytes(vectors: torch.Tensor) -> torch.Tensor:
-    """Vectors [..., dim] as int8 [..., dim + 4]."""
+    """Return vectors [..., dim] as int8 [..., dim + 4]."""
     rows = [reference(vector) for vector in vectors.reshape(-1, vectors.shape[-1])]
     stored = [np.concatenate((integers, scale[None].view(np.int8))) for integers, scale in rows]
     return torch.from_numpy(np.stack(stored)).view(*vectors.shape[:-1], -1)
 
 
 def reference_numbers(vectors: torch.Tensor) -> torch.Tensor:
-    """What is read where `vectors` [..., dim] were written, in their dtype."""
+    """Return the numbers that are read after `vectors` [..., dim] were written, in the vectors' dtype."""
     rows = [reference(vector) for vector in vectors.reshape(-1, vectors.shape[-1])]
     numbers = np.stack([integers.astype(np.float32) * scale for integers, scale in rows])
     return torch.from_numpy(numbers).to(vectors.dtype).view(vectors.shape)

@@ -1,4 +1,4 @@
-"""The model spec of tests of the KV cache and of attention."""
+"""The model spec for tests of the KV cache and of attention."""
 
 from streamserve.execution.model.rope_spec import RopeSpec
 from streamserve.execution.model.spec import ModelSpec, Multipliers

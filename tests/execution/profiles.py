@@ -1,4 +1,4 @@
-"""A profile of a machine with given figures."""
+"""Make a profile of a machine with given rates."""
 
 from streamserve.contracts.cost import fit
 from streamserve.execution.profile.profile import Profile, ProfiledMachine, Subject

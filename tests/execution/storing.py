@@ -1,5 +1,5 @@
-"""Quantized checkpoints written from the published layouts with numpy: a second reading of the formats that
-shares no code with the first."""
+"""Quantized checkpoints written with numpy from the published layouts: a second implementation of the formats
+that shares no code with the first."""
 
 import json
 import shutil
@@ -17,22 +17,22 @@ from streamserve.execution.formats.stored.formats import FUSED_LINEARS, LINEARS
 
 Tensors = dict[str, Tensor]
 Packed = tuple[Tensors, np.ndarray]
-"""The tensors of a module, and the weights [out, in] that they stand for, in float32."""
+"""The stored tensors of a module, and the weights [out, in] that they represent, in float32."""
 
 Store = Callable[[str, np.ndarray, np.random.Generator], Packed]
-"""Stores a module's weight [out, in]."""
+"""A function that stores a module's weight [out, in]."""
 
 MATRICES = (*LINEARS, *FUSED_LINEARS, "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-"""Endings of the names of matrices, the last ones those of experts."""
+"""Endings of matrix names; the last ones are of experts."""
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""AWQ: the output that the i-th four bits of a word hold."""
+"""AWQ's order: the output that the i-th four bits of a word belong to."""
 
 
 def write(source: Path, target: Path, store: Store, config: dict[str, Any], skip: Sequence[str] = ()) -> Path:
     """Write the checkpoint of `source` to `target`, its layers' matrices stored by `store` except for modules
-    with one of `skip` in their names, with this quantization_config. The weights that it stands for are
-    written next to it, to `dense_of(target)`, in float32."""
+    with one of `skip` in their names, with this quantization_config. The weights that these tensors represent
+    are written in float32 to `dense_of(target)`, next to it."""
     tensors = load_file(source / SINGLE)
     dense = {name: tensor.float() for name, tensor in tensors.items()}
     rng = np.random.default_rng(1)
@@ -57,19 +57,19 @@ def write(source: Path, target: Path, store: Store, config: dict[str, Any], skip
 
 
 def dense_of(folder: Path) -> Path:
-    """The folder with the weights that a quantized checkpoint stands for, in float32."""
+    """Return the folder with the weights that a quantized checkpoint represents, in float32."""
     return folder.with_name(f"{folder.name}-dense")
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
-    """Those weights, by module."""
+    """Return the weights in `dense_of(folder)` by module."""
     tensors = load_file(dense_of(folder) / SINGLE)
     modules = {name: name.removesuffix(".weight") for name in tensors}
     return {module: tensors[name] for name, module in modules.items() if module.endswith(MATRICES)}
 
 
 def awq(group: int = 128) -> tuple[Store, dict[str, Any]]:
-    """AWQ's format gemm: eight outputs a word, interleaved; w = s · (q - z)."""
+    """Store in AWQ's format gemm: each word has eight outputs, interleaved; w = s · (q - z)."""
 
     def store(module: str, weight: np.ndarray, rng: np.random.Generator) -> Packed:
         index = np.arange(weight.shape[1]) // (group if group > 0 else weight.shape[1])
@@ -89,8 +89,9 @@ def gptq(
     bits: int = 4, group: int = 128, sym: bool = True, version: int = 1, desc_act: bool = False,
     biases: bool = False, **fields: Any,
 ) -> tuple[Store, dict[str, Any]]:  # fmt: skip
-    """GPTQ: consecutive inputs in a word; w = s · (q - z), z - 1 stored in version 1. With `desc_act` the
-    inputs of a group follow no order; q, k and v, and gate and up, group the same ones. `biases`: zeros."""
+    """Store in GPTQ's format: each word has consecutive inputs; w = s · (q - z), and version 1 stores z - 1.
+    With `desc_act` the inputs of a group follow no order; q, k and v have the same groups, and so have gate
+    and up. `biases` adds zero biases."""
 
     def store(module: str, weight: np.ndarray, rng: np.random.Generator) -> Packed:
         inputs = weight.shape[1]
@@ -99,7 +100,7 @@ def gptq(
             index = index[_same_inputs(module).permutation(inputs)]
         numbers, scales, zeros = _round(weight, index, bits, sym)
         if version == 1:
-            zeros = np.maximum(zeros, 1)  # version 1 has no 0
+            zeros = np.maximum(zeros, 1)  # Version 1 cannot store a zero point of 0.
         tensors = {
             "qweight": _words(numbers.T, bits, along=0),
             "qzeros": _words(zeros.T - (1 if version == 1 else 0), bits),
@@ -115,7 +116,8 @@ def gptq(
 
 
 def reordered_compressed(group: int = 32) -> tuple[Store, dict[str, Any]]:
-    """compressed-tensors' pack-quantized with weight_g_idx: numbers in the order of the inputs."""
+    """Store in compressed-tensors' pack-quantized format with weight_g_idx, with numbers in the order of the
+    inputs."""
 
     def store(module: str, weight: np.ndarray, rng: np.random.Generator) -> Packed:
         inputs = weight.shape[1]
@@ -144,13 +146,14 @@ def compressed(format: str, weights: dict[str, Any], inputs: dict[str, Any] | No
 
 
 def fp8_blocks(rows: int = 128, columns: int = 128) -> tuple[Store, dict[str, Any]]:
-    """The method fp8: a scale for each block."""
+    """Store in the method fp8 with one scale for each block."""
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
     return _fp8_store(rows, columns, "weight_scale_inv"), {**config, "weight_block_size": [rows, columns]}
 
 
 def fp8_compressed(strategy: str, static: bool = False) -> tuple[Store, dict[str, Any]]:
-    """compressed-tensors' float-quantized: a scale in all, for each output, or for each block."""
+    """Store in compressed-tensors' float-quantized format: one scale for the matrix, for each output, or for
+    each block."""
     sizes = {"tensor": (10**6, 10**6), "channel": (1, 10**6), "block": (128, 128)}
     plain = _fp8_store(*sizes[strategy], "weight_scale")
 
@@ -193,7 +196,8 @@ def _fp8_store(rows: int, columns: int, scale_name: str) -> Store:
 
 
 def e4m3_values() -> np.ndarray:
-    """What each of 256 bytes stands for: a sign, 4 bits of exponent (bias 7), 3 of fraction."""
+    """Return the numbers that each of 256 bytes represents: a sign, 4 bits of exponent (bias 7), 3 bits of
+    fraction."""
     values = []
     for code in range(256):
         exponent, fraction = code >> 3 & 15, code & 7
@@ -230,7 +234,8 @@ def _weights(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray, index: 
 
 
 def _words(numbers: np.ndarray, bits: int, order: Sequence[int] | None = None, along: int = 1) -> Tensor:
-    """Return 32-bit words of `numbers` along a dimension: the i-th bits hold number order[i] of a word's."""
+    """Return 32-bit words of `numbers` along a dimension. The i-th bits of a word hold the word's number
+    order[i]."""
     if along == 0:
         return _words(numbers.T, bits, order).T.contiguous()
     count = 32 // bits
@@ -241,7 +246,7 @@ def _words(numbers: np.ndarray, bits: int, order: Sequence[int] | None = None, a
 
 
 def _same_inputs(module: str) -> np.random.Generator:
-    """Return a generator that is the same for modules that are computed together."""
+    """Return a random generator that is the same for all modules that are computed together."""
     prefix, linear = module.rsplit(".", 1)
     together = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate", "up_proj": "gate"}
     together |= {"w1": "gate", "w3": "gate"}
@@ -273,4 +278,4 @@ FLOATS: dict[str, Any] = {
 }
 CASES = INTEGERS | FLOATS
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
-"""Of the checkpoints that the cases are written from."""
+"""Sizes of the checkpoints that the cases are written from."""

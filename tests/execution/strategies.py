@@ -1,4 +1,4 @@
-"""What hypothesis draws for more than one module: token trees, and steps of several sequences."""
+"""Hypothesis strategies that several modules use: token trees, and steps of several sequences."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ def trees(draw: st.DrawFn, max_nodes: int = 9, vocab_size: int = 50, root: int |
 
 @dataclass(frozen=True)
 class Step:
-    """Spans of several sequences over one pool, their blocks in random order."""
+    """Spans of several sequences in one pool, with blocks in random order."""
 
     spans: list[Span]
     num_blocks: int

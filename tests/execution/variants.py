@@ -1,4 +1,4 @@
-"""Variants of models and their logits, by the plain model and by transformers."""
+"""Variants of models, and their logits by the reference model and by transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -182,7 +182,7 @@ VARIANTS = [
 
 @torch.inference_mode()
 def logits_of(folder: Path, chunks: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Our logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
+    """Return streamserve's logits [60, vocabulary] for TEXT, computed in chunks of these sizes."""
     spec, checkpoint = open_checkpoint(folder)
     spec = spec.at_length(TEXT.shape[1])
     model = load_model(checkpoint, spec, dtype)
@@ -205,7 +205,7 @@ def logits_by_transformers(folder: Path, dtype: str = "float32") -> torch.Tensor
 
 
 def error_of(architecture: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """The root mean square error of all rows' logits; of mixtures of experts that of the median row: where
-    two experts have nearly equal scores, rounding may choose another one."""
+    """Return the root mean square error of all rows' logits. For mixtures of experts return the median row's
+    error: where two experts have nearly equal scores, rounding may choose another one."""
     errors = (logits.float() - truth).square().mean(1)
     return (errors.median() if architecture in MIXTURES else errors.mean()).sqrt()

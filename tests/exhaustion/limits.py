@@ -75,21 +75,21 @@ class Clock:
         self.environment = {"LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(self._offset)}
 
     def jump(self, seconds: int) -> None:
-        """Set it this far ahead of the machine's clock."""
+        """Set the clock this far ahead of the machine's clock."""
         with self._offset.open("r+b") as file:
             file.write(struct.pack("<q", seconds))
 
 
 def limit_open_files(count: int) -> Callable[[], None]:
-    """Return a function that limits a new process to so many open files."""
+    """Return a function that limits a new process to this number of open files."""
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
 
 
 @contextmanager
 def memory_limit(size: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Give the kind of limit, and a function that limits a new process and its children to so many bytes: by
-    a control group of version 1 or 2 if one can be created, else by the address space of each process, which
-    is far larger than the memory used and so gets eight times as much."""
+    """Return the kind of limit, and a function that limits a new process and its children to this number of
+    bytes. A control group of version 1 or 2 is used if one can be created; otherwise the address space of
+    each process is limited to eight times the bytes, since it is far larger than the memory used."""
     group = _group(size)
     if group is None:
         limit = 8 * size
@@ -116,7 +116,7 @@ def _group(size: int) -> Path | None:
 
 
 def _remove(group: Path) -> None:
-    """Remove a control group. A killed process leaves it a moment after it has been waited for."""
+    """Remove a control group. A killed process leaves its group a moment after it was waited for."""
     deadline = time.monotonic() + 10
     while True:
         try:
@@ -140,13 +140,13 @@ def can_mount() -> bool:
 
 
 def small_folder(path: str, kilobytes: int) -> list[str]:
-    """Return a command prefix that runs a command with `path` as a file system of that size."""
+    """Return a prefix for a command that runs with `path` as a file system of this size."""
     mount = f'mount -t tmpfs -o size={kilobytes}k tmpfs "$0" && exec "$@"'
     return ["unshare", "-m", "sh", "-c", mount, path]
 
 
 def fill(process: int, folder: str) -> Path:
-    """Fill a folder, as a process sees it, to the last byte; returns the file."""
+    """Fill a folder to the last byte, as a process sees it; return the file."""
     path = Path(f"/proc/{process}/root{folder}/filling")
     with path.open("wb", buffering=0) as file:
         size = 1 << 16

@@ -1,4 +1,4 @@
-"""A real server without files, memory or disk: it serves or refuses with a reason, and recovers
+"""A real server without free files, memory or disk space serves or refuses with a reason, and recovers
 afterwards."""
 
 import os
@@ -48,7 +48,7 @@ def full(scale: Scale) -> None:
 
 @contextmanager
 def serving(checkpoint: str, *flags: str, **options: Any) -> Iterator[RealServer]:
-    """A server that answers its probe; it must end by SIGTERM."""
+    """A server that answers its probe. It must end by SIGTERM."""
     server = RealServer(checkpoint, *FLAGS, *flags, **options)
     server.start()
     try:
@@ -60,7 +60,7 @@ def serving(checkpoint: str, *flags: str, **options: Any) -> Iterator[RealServer
 
 
 def until_ready(server: RealServer) -> float:
-    """Wait until the probe is answered as before; returns the seconds it took."""
+    """Wait until the probe is answered as before; return the seconds that it took."""
     began = time.monotonic()
     while (failure := _failure(server.probe)) is not None:
         assert server.process.poll() is None, f"the server ended with {server.process.returncode}"
@@ -70,7 +70,7 @@ def until_ready(server: RealServer) -> float:
 
 
 def serves_or_exits(server: RealServer) -> bool:
-    """Start a server: it serves, or exits with a status and an error message. Returns whether it serves."""
+    """Start a server: it must serve, or exit with a status and an error message. Return whether it serves."""
     try:
         failure = _failure(server.start) or _failure(server.probe)
     finally:
@@ -98,7 +98,7 @@ def kill_worker(server: RealServer) -> None:
 
 
 def connections(server: RealServer, count: int, stack: ExitStack) -> int:
-    """Open so many connections that send nothing; returns how many were opened."""
+    """Open this number of connections that send nothing; return how many could be opened."""
     opened = 0
     for _ in range(count):
         try:
@@ -131,7 +131,8 @@ def test_more_connections_than_files(checkpoint: str, record: Callable[..., None
 def test_a_worker_that_dies_while_there_are_no_files_is_restarted(
     checkpoint: str, record: Callable[..., None]
 ) -> None:
-    """Its process cannot be started before connections are closed."""
+    """A worker that dies while no files are free is restarted after connections are closed, since its process
+    cannot start before."""
     with serving(checkpoint, before=limit_open_files(FILES)) as server:
         with ExitStack() as stack:
             opened = connections(server, 2 * FILES, stack)
@@ -154,22 +155,22 @@ UPLOAD = (
 
 
 def open_files(server: RealServer) -> int:
-    """The descriptors that the API's process has open."""
+    """Return the descriptors that the API process has open."""
     return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
 def is_refused(client: socket.socket, request: bytes) -> bool:
-    """Send a request whose body is incomplete, or that opens a WebSocket; return whether it is refused."""
+    """Send a request whose body is incomplete, or open a WebSocket; return whether it is refused."""
     try:
         client.sendall(request)
         return request is UPGRADE and b" 101 " not in client.recv(100)
-    except ConnectionError:  # it was refused before it had been read
+    except ConnectionError:  # refused before the request had been read
         return True
 
 
 def test_uploads_and_sockets_leave_files_for_a_worker(checkpoint: str, tmp_path: Path) -> None:
-    """Clients open all the connections that they get, each with an upload that does not end or a WebSocket.
-    A worker that then dies is replaced while they stay open."""
+    """Uploads and WebSockets leave files for a worker: clients open all connections that they can, each with
+    an unfinished upload or a WebSocket. A worker that then dies is replaced while they stay open."""
     folder = ("--batch-folder", str(tmp_path))
     with serving(checkpoint, *folder, before=limit_open_files(FILES)) as server, ExitStack() as stack:
         refused = 0
@@ -193,13 +194,14 @@ def test_uploads_and_sockets_leave_files_for_a_worker(checkpoint: str, tmp_path:
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("files", [24, 40, 64])
 def test_too_few_files_to_start_are_reported(checkpoint: str, files: int) -> None:
-    """Or it serves: it must not wait forever for a worker that cannot start."""
+    """With too few files, a start fails with a report, or the server serves; it must not wait forever for a
+    worker that cannot start."""
     serves_or_exits(RealServer(checkpoint, *FLAGS, before=limit_open_files(files)))
 
 
 @pytest.mark.usefixtures("full")
 def test_two_gigabytes_of_memory(checkpoint: str, record: Callable[..., None]) -> None:
-    """Large bodies at once are refused, or answered, within the limit."""
+    """Concurrent large bodies are refused or answered within two gigabytes of memory."""
     body = b'{"prompt": "a", "x": [' + b"{}," * (2 * MIB) + b"{}]}"  # within max_body_bytes
     with memory_limit(2 << 30) as (kind, before), serving(checkpoint, before=before) as server:
         statuses: list[int] = []
@@ -229,8 +231,8 @@ def test_two_gigabytes_of_memory(checkpoint: str, record: Callable[..., None]) -
 @NEEDS_MOUNT
 @pytest.mark.usefixtures("full")
 def test_a_temporary_folder_that_fills(checkpoint: str, record: Callable[..., None]) -> None:
-    """Requests, also with grammars, are served; a worker that dies is restarted, at the latest when there is
-    free space."""
+    """With a full temporary folder, requests are served, also with grammars; a worker that dies is restarted,
+    at the latest when space is free again."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"prefix": small_folder(folder, 256), "environment": {"TMPDIR": folder}}
         with serving(checkpoint, "--pairs", "1", **options) as server:
@@ -247,7 +249,7 @@ def test_a_temporary_folder_that_fills(checkpoint: str, record: Callable[..., No
 @NEEDS_MOUNT
 @pytest.mark.usefixtures("full")
 def test_a_full_temporary_folder_at_start_is_reported(checkpoint: str) -> None:
-    """Or another folder is used, as Python does."""
+    """A full temporary folder at the start is reported, or another folder is used, as Python does."""
     with tempfile.TemporaryDirectory() as folder:
         mount = 'mount -t tmpfs -o size=4k,nr_inodes=1 tmpfs "$0" && exec "$@"'
         prefix = ["unshare", "-m", "sh", "-c", mount, folder]
@@ -258,7 +260,8 @@ def test_a_full_temporary_folder_at_start_is_reported(checkpoint: str) -> None:
 @NEEDS_MOUNT
 @pytest.mark.usefixtures("full")
 def test_too_little_shared_memory(checkpoint: str) -> None:
-    """KV between workers is in memory without a name, which does not count against /dev/shm."""
+    """Little shared memory is enough: KV between workers is in anonymous memory, which does not count against
+    /dev/shm."""
     server = RealServer(checkpoint, *FLAGS, "--pairs", "1", prefix=small_folder("/dev/shm", 64))
     assert serves_or_exits(server)
 
@@ -269,7 +272,7 @@ def test_a_timeline_that_cannot_be_written_is_reported_at_start(checkpoint: str)
 
 
 @NEEDS_MOUNT
-@pytest.mark.usefixtures("full")  # tests/fleet/test_launching.py has it without a disk
+@pytest.mark.usefixtures("full")  # tests/fleet/test_launching.py tests this without a disk.
 def test_a_disk_that_fills_only_ends_the_timeline(checkpoint: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         timeline = f"{folder}/timeline.json"
@@ -285,7 +288,8 @@ def test_a_disk_that_fills_only_ends_the_timeline(checkpoint: str) -> None:
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_a_wall_clock_that_jumps(checkpoint: str, jump: int, tmp_path: Path) -> None:
-    """No request, prompt stream or worker is lost; the times in replies show that the clock jumped."""
+    """When the wall clock jumps, no request, prompt stream or worker is lost. The times in replies show that
+    the clock jumped."""
     clock = Clock(tmp_path)
     flags = ("--stream-ttl", "60", "--request-timeout", "120", "--stuck-after", "10")
     with serving(checkpoint, *flags, environment=clock.environment) as server:

@@ -1,4 +1,4 @@
-"""Fixtures of the API's tests, for the optional parts of the API."""
+"""Fixtures of the API's tests for the optional parts of the API."""
 
 from tests.api.conftest import checkpoint as checkpoint
 from tests.api.conftest import generator as generator

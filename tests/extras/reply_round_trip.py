@@ -48,12 +48,12 @@ def chat_of_response(body: ResponseRequest) -> ChatRequest:
 
 
 def checked(messages: Messages) -> Messages:
-    """The messages as the template gets them. Raises RequestError if they are refused."""
+    """Return the messages that the template receives. Raises RequestError if they are refused."""
     return checked_messages(messages, MemoryAccount(1 << 30).charge())
 
 
 def chat_reply(events: Sequence[dict[str, Any]]) -> Messages:
-    """The message that a client makes of a chat's deltas."""
+    """Return the message that a client builds from a chat's deltas."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     for event in events:
         for name in ("content", "reasoning", "reasoning_content"):
@@ -69,8 +69,8 @@ def chat_reply(events: Sequence[dict[str, Any]]) -> Messages:
 
 
 def message_reply(events: Sequence[dict[str, Any]]) -> Messages:
-    """The message that a client makes of a message's events. It decodes the inputs of calls as far as it
-    can."""
+    """Return the message that a client builds from a message's events, decoding the inputs of calls as far as
+    possible."""
     blocks: Messages = []
     texts: list[str] = []
     for event in events:
@@ -93,7 +93,8 @@ def message_reply(events: Sequence[dict[str, Any]]) -> Messages:
 
 
 def response_reply(events: Sequence[dict[str, Any]]) -> Messages:
-    """The items that a client has from a response's events: each as it was added, or as it was complete."""
+    """Return the items that a client has from a response's events, each as it was added or as it was
+    completed."""
     items: Messages = []
     for event in events:
         if event["type"] == "response.output_item.added":
@@ -104,7 +105,7 @@ def response_reply(events: Sequence[dict[str, Any]]) -> Messages:
 
 
 def parts(messages: Messages) -> tuple[str, str, list[Any]]:
-    """The texts, the reasoning and the calls of the assistant's messages."""
+    """Return the texts, the reasoning and the calls of the assistant's messages."""
     texts, reasoning, calls = "", "", []
     assistants = [message for message in messages if message["role"] == "assistant"]
     for message in assistants:
@@ -115,7 +116,7 @@ def parts(messages: Messages) -> tuple[str, str, list[Any]]:
     for call in calls:
         assert isinstance(call["arguments"], dict)
         if INVALID in call["arguments"]:
-            call["arguments"] = INVALID  # a client of messages may have decoded the text
+            call["arguments"] = INVALID  # A client of messages may have decoded the text.
     return texts, reasoning, calls
 
 

@@ -1,4 +1,5 @@
-"""One model's reply on three routes: what clients of chats, messages and responses collect from a stream."""
+"""Compare a model's reply on three routes: what clients of chats, messages and responses collect from a
+stream."""
 
 import asyncio
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ def deltas_of(
     format: str = "hermes",
     prompt: str = "user",
 ) -> list[ChoiceDelta]:
-    """The deltas of a reply that a model writes in these pieces, up to its end."""
+    """Return the deltas of a reply that a model generates in these pieces, up to its end."""
     thoughts = ReasoningParser(REASONING_FORMATS["qwen3"], prompt)
     reader = ReplyReader(MessageParser(thoughts, ToolCallParser(FORMATS[format], TOOLS)), StopFinder(stop))
     deltas: list[ChoiceDelta] = []
@@ -69,18 +70,18 @@ def deltas_of(
 
 
 def encoded(value: Any) -> Any:
-    """What a client decodes."""
+    """Return what a client decodes from the encoded form."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def chat_events(deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
-    """The deltas of a chat's stream."""
+    """Return the deltas of a chat's stream."""
     fields = [fields for delta in deltas for fields in delta_fields(delta.events, True)]
     return [encoded(ChatDelta(**each)) for each in fields]
 
 
 def message_events(deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
-    """The events of a message's stream, from its first block to its last."""
+    """Return the events of a message's stream, from its first block to its last."""
     events: list[dict[str, Any]] = []
 
     async def emit(event: Any) -> None:
@@ -93,7 +94,7 @@ def message_events(deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
 
 
 def response_events(deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
-    """The events of a response's stream, from its first item to its last."""
+    """Return the events of a response's stream, from its first item to its last."""
     events: list[dict[str, Any]] = []
 
     async def emit(event: Any) -> None:
@@ -136,7 +137,8 @@ class CollectedReply:
 
 
 def collected_chat(events: Sequence[dict[str, Any]]) -> list[Block]:
-    """The blocks that a client makes of a chat's deltas: of each, the reasoning, then the text, the calls."""
+    """Return the blocks that a client builds from a chat's deltas: in each delta reasoning comes first, then
+    text, then calls."""
     reply = CollectedReply()
     for event in events:
         assert event.get("reasoning") == event.get("reasoning_content")
@@ -151,7 +153,8 @@ def collected_chat(events: Sequence[dict[str, Any]]) -> list[Block]:
 
 
 def collected_message(events: Sequence[dict[str, Any]]) -> list[Block]:
-    """The blocks that a client makes of a message's events: each block starts, grows and stops alone."""
+    """Return the blocks that a client builds from a message's events. Each block starts, grows and stops
+    before the next."""
     blocks: list[list[str]] = []
     is_open = False
     for event in events:
@@ -175,7 +178,8 @@ def collected_message(events: Sequence[dict[str, Any]]) -> list[Block]:
 
 
 def collected_response(events: Sequence[dict[str, Any]]) -> list[Block]:
-    """The blocks that a client makes of a response's events, which must be those of the complete items."""
+    """Return the blocks that a client builds from a response's events, which must equal those of the complete
+    items."""
     blocks: list[list[str]] = []
     done: list[Block] = []
     for event in events:
@@ -195,7 +199,7 @@ def collected_response(events: Sequence[dict[str, Any]]) -> list[Block]:
 
 
 def pieces_of(text: str, positions: Sequence[int]) -> list[str]:
-    """The text, split at the positions that are within it."""
+    """Return the text split at the given positions that are within it."""
     cuts = sorted({min(position, len(text)) for position in positions} | {0, len(text)})
     return [text[start:end] for start, end in pairwise(cuts)]
 
@@ -209,7 +213,7 @@ def assert_blocks(deltas: Sequence[ChoiceDelta], blocks: list[Block]) -> None:
 
 def assert_same_blocks(text: str, positions: Sequence[int], stop: str | None, format: str) -> None:
     """Assert that clients of all routes get the same blocks, and the reply the same end, however the text is
-    split; and that a stop string is in no text."""
+    split; and that no text contains a stop string."""
     stops = () if stop is None else (stop,)
     whole = deltas_of([text], stop=stops, format=format)
     blocks, end = collected_message(message_events(whole)), whole[-1]

@@ -1,4 +1,4 @@
-"""A reply can be sent back to the route that sent it, as it came: whole, or a stream cut anywhere."""
+"""A reply can be sent back unchanged to its route: a whole reply, or a stream that was cut anywhere."""
 
 from typing import Any
 
@@ -60,7 +60,8 @@ def test_text_before_and_after_a_call_is_one_message() -> None:
 
 
 def test_reasoning_without_an_answer_is_kept() -> None:
-    """A response that was cut in its reasoning: what follows is not the answer to it."""
+    """Reasoning without an answer is kept: if a response was cut in its reasoning, the next text is not its
+    answer."""
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]}
     body = ResponseRequest(input=[USER, thought, USER, {**thought, "content": []}, USER])
     messages = checked(chat_of_response(body).messages)

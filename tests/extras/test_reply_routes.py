@@ -49,7 +49,8 @@ def test_a_call_cut_short_is_the_beginning_of_one(size: int) -> None:
 
 
 def test_one_piece_ends_a_call_and_begins_a_text() -> None:
-    """No part of the arguments is in the text, and no part of the text in the arguments."""
+    """If one piece ends a call and begins a text, no part of the arguments is in the text, and no part of the
+    text in the arguments."""
     begin, end = ADD[: ADD.index("2}")], ADD[ADD.index("2}") :]
     blocks = [("call", 'add {"i": 42}'), ("content", "Done.")]
     assert_blocks(deltas_of([begin, f"{end}Done."]), blocks)

@@ -1,4 +1,4 @@
-"""A request's record and the loads of its workers change together."""
+"""A request's record and the loads of its workers always change together."""
 
 import pytest
 

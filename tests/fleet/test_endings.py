@@ -1,4 +1,5 @@
-"""How workers end, and what it says about their requests: a person who kills workers costs no request."""
+"""The way in which a worker ended decides what it implies about its requests: workers killed by a person cost
+no request."""
 
 import random
 import signal
@@ -81,11 +82,11 @@ def test_without_counters_nothing_rises(tmp_path: Path) -> None:
     write(tmp_path, {"proc/vmstat": "oom_kill many\noom_kill\n", "proc/self/cgroup": "nonsense\n1:memory\n"})
     assert oom_kills(tmp_path) == ()
     assert not rose((), ())
-    assert not rose((), (3,)), "a counter that appeared says nothing"
+    assert not rose((), (3,)), "a counter that only just appeared must not count"
 
 
 class Worker:
-    """The only worker of a fleet, which a test lets die and compute."""
+    """A fleet's only worker, which a test can let die and compute."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -95,11 +96,11 @@ class Worker:
 
     @property
     def attempts(self) -> dict[str, int]:
-        """The attempts that are there, by request."""
+        """Return the attempts that the worker runs, by request."""
         return {name: r.attempt for name, r in self.fleet.requests.items() if r.worker == W}
 
     def die(self, suspects: Iterable[int] | None, ending: Ending) -> None:
-        """End and start again."""
+        """End the worker's process and start it again."""
         named = None if suspects is None else frozenset(suspects)
         self._do(WorkerLost(W, self.incarnation, "it died", named, "run", ending=ending))
         self.incarnation += 1
@@ -141,7 +142,8 @@ def serving(requests: int) -> Worker:
 def test_a_request_is_refused_only_if_it_was_there_alone_often_enough(
     seed: int, requests: int, progress: float, endings: list[Ending]
 ) -> None:
-    """Workers die at random, whatever is there."""
+    """A request is refused only if it was alone on a worker that died, sufficiently often. Workers die at
+    random, whatever requests they run."""
     rng, worker = random.Random(seed), serving(requests)
     alone: Counter[tuple[str, Ending]] = Counter()
     for _ in range(60):
@@ -161,14 +163,17 @@ def test_a_request_is_refused_only_if_it_was_there_alone_often_enough(
             assert alone[name, "fault"] >= 3 or alone[name, "unclear"] >= MAX_KILLS, worker.refused[name]
     if set(endings) == {"outside"}:
         assert not worker.refused
-        assert not any(request.isolated for request in worker.fleet.requests.values()), "none is a suspect"
+        assert not any(request.isolated for request in worker.fleet.requests.values()), (
+            "no request is a suspect"
+        )
 
 
 @given(seed=st.integers(0, 2**32), requests=st.integers(2, 16), ending=st.sampled_from(("fault", "unclear")))
 def test_a_request_that_ends_each_worker_is_refused_and_the_others_are_served(
     seed: int, requests: int, ending: Ending
 ) -> None:
-    """Also one whose workers something kills that does not count: a daemon, when memory runs short."""
+    """A request that ends each worker is refused, and the others are served; also when other deaths that do
+    not count are mixed in, such as by a daemon when memory is short."""
     rng, worker = random.Random(seed), serving(requests)
     poison = f"r{rng.randrange(requests)}"
     for _ in range(1000):
@@ -201,7 +206,7 @@ def test_a_worker_that_is_asked_to_end_in_a_trial_interrupts_it() -> None:
     worker = serving(1)
     worker.die(None, "fault")
     for _ in range(50):
-        assert worker.attempts, "the trial goes on with the next process"
+        assert worker.attempts, "the trial continues with the next process"
         worker.die(None, "outside")
     while worker.fleet.requests:
         worker.compute("r0")
@@ -213,7 +218,8 @@ def test_a_worker_that_is_asked_to_end_in_a_trial_interrupts_it() -> None:
     ("ending", "deaths"), [("fault", 4), ("unclear", MAX_KILLS)], ids=["hung", "stopped"]
 )
 def test_a_step_that_hangs_counts_and_a_stopped_process_hardly(ending: Ending, deaths: int) -> None:
-    """The fleet kills both."""
+    """The fleet kills a worker whose step hangs and a stopped worker, but only the hanging step counts fully
+    against its requests."""
     fleet = started(stuck_after=10.0)
     fleet.handle(OPEN, 0.0)
     for incarnation in range(1, deaths + 1):

@@ -1,4 +1,4 @@
-"""The fleet's decisions, one event at a time."""
+"""The fleet decides correctly on each single event."""
 
 import dataclasses
 
@@ -173,7 +173,9 @@ def test_a_request_that_repeatedly_crashes_its_worker_alone_is_refused() -> None
     fleet.handle(OPEN, 0.0)
     fleet.handle(WorkerLost(W, 1, "killed"), 1.0)
     fleet.handle(WorkerMessage(W, 2, READY), 2.0)
-    assert fleet.handle(WorkerLost(W, 2, "killed"), 3.0) == [Start(W, 3)], "its blame delays nothing"
+    assert fleet.handle(WorkerLost(W, 2, "killed"), 3.0) == [Start(W, 3)], (
+        "a suspected request does not delay others"
+    )
     fleet.handle(WorkerMessage(W, 3, READY), 4.0)
     start, refuse = fleet.handle(WorkerLost(W, 3, "killed", frozenset((2,)), "run", "1.json"), 5.0)
     assert start == Start(W, 4)
@@ -216,7 +218,7 @@ def test_a_trial_reserves_only_its_own_workers() -> None:
     suspect = frozenset(s.message.attempt for s in sent if s.message.request == "r0")
     commands = fleet.handle(WorkerLost(victim, 1, "killed", suspect, "run"), 1.0)
     moved = [c for c in commands if isinstance(c, Send) and isinstance(c.message, Submit)]
-    assert len(moved) == 1, "what was there too goes on elsewhere"
+    assert len(moved) == 1, "the other requests of the worker continue elsewhere"
     assert moved[0].worker != victim
     (later,) = fleet.handle(opened("later", 3), 1.5)
     assert later.worker != victim
@@ -316,7 +318,7 @@ def test_a_request_id_in_use_is_refused() -> None:
 
 
 def ticks(fleet: Fleet, since: float, now: float) -> list[Command]:
-    """Let time pass, in which nothing is heard."""
+    """Let time pass without any message."""
     return [
         command
         for tick in range(round(2 * since), round(2 * now) + 1)
@@ -367,11 +369,12 @@ def test_a_worker_whose_steps_compute_nothing_is_named_and_replaced() -> None:
     assert fleet.health() == (False, f"worker {W} is stuck: {reason}")
     assert fleet.handle(WorkerLost(W, 1, "killed"), 10.7) == [Start(W, 2)]
     assert fleet.health() == (False, f"worker {W} is being restarted: {reason}")
-    assert set(fleet.requests) == {"r"}, "it goes on with the next process"
+    assert set(fleet.requests) == {"r"}, "the request continues with the next process"
 
 
 def test_no_answer_goes_on_with_another_model() -> None:
-    """The files of the model are replaced, and then the only worker dies."""
+    """No answer continues with another model: the model's files are replaced, and then the only worker
+    dies."""
     fleet = started()
     fleet.handle(OPEN, 0.0)
     fleet.handle(msgspec.structs.replace(OPEN, request="unanswered"), 0.0)
@@ -407,7 +410,8 @@ def refusal(commands) -> RequestError:
 
 
 def test_at_the_request_limit_retry_after_is_the_time_to_serve_the_queue() -> None:
-    """Ten requests ended in five seconds, so the four waiting ones and the new one need two and a half."""
+    """At the request limit, Retry-After is the time to serve the queue: ten requests ended in five seconds,
+    so the four waiting requests and the new one need two and a half seconds."""
     fleet = started(max_requests=4)
     for number in range(10):
         name, now = f"r{number}", 0.5 * (number + 1)
@@ -423,10 +427,10 @@ def test_at_the_request_limit_retry_after_is_the_time_to_serve_the_queue() -> No
 
 def test_prompts_beyond_the_limit_of_waiting_tokens_are_refused() -> None:
     fleet = started(max_waiting_tokens=100)
-    first = submitted(fleet.handle(opened("first", 200), 0.0)).attempt  # one may always wait
+    first = submitted(fleet.handle(opened("first", 200), 0.0)).attempt  # one request may always wait
     error = refusal(fleet.handle(opened("second", 1), 0.0))
     assert "200 tokens are waiting already; the limit is 100 (max_waiting_tokens)" in error.message
-    assert error.retry_after == 1.0  # nothing is known of the rate yet
+    assert error.retry_after == 1.0  # the rate is not known yet
     fleet.handle(WorkerMessage(W, 1, Events([Admitted("first", first, 0, 0)])), 4.0)
     for name, prompt in (("second", 60), ("third", 40)):
         submitted(fleet.handle(opened(name, prompt), 10.0))

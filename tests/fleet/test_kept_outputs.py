@@ -1,4 +1,4 @@
-"""Requests that begin with outputs which the workers of another head have kept."""
+"""Requests can begin with outputs that the workers of another head have stored."""
 
 import msgspec
 
@@ -73,11 +73,13 @@ def test_another_request_or_another_model_gets_nothing() -> None:
 def test_outputs_of_several_workers_are_merged() -> None:
     store = KeptOutputStore()
     store.add(kept({0: [KeptToken(7), KeptToken(8, -0.2)]}), 0.0)
-    assert store.find(MODEL, SCORED, 0.0) == {}, "its first log-probability is not known"
+    assert store.find(MODEL, SCORED, 0.0) == {}, "the first log-probability is not known"
     store.add(kept({0: [KeptToken(7, -0.1)]}), 0.0)
     assert store.find(MODEL, SCORED, 0.0) == {0: [KeptToken(7, -0.1), KeptToken(8, -0.2)]}
     store.add(kept({0: [KeptToken(7), KeptToken(9), KeptToken(9)]}), 0.0)
-    assert store.find(MODEL, SCORED, 0.0) == {0: [KeptToken(7, -0.1)]}, "they contradict each other"
+    assert store.find(MODEL, SCORED, 0.0) == {0: [KeptToken(7, -0.1)]}, (
+        "the stored outputs contradict each other"
+    )
     assert len(store) == 1
 
 

@@ -1,5 +1,5 @@
-"""The fleet's runtime when things around it fail: starting processes, observers, its own tasks. The workers
-are fakes in this process that speak the real protocol."""
+"""The fleet's runtime survives failures of its environment: of starting processes, of observers, of its own
+tasks. The workers are fakes in this process that use the real protocol."""
 
 import asyncio
 import contextlib
@@ -158,7 +158,7 @@ async def test_a_recorder_that_fails_is_no_longer_used(monkeypatch: pytest.Monke
 
 
 class FaultyFleet(Fleet):
-    """Fails on the events that `fault` lists, as often as it says."""
+    """Raises on the events in `fault`, the given number of times."""
 
     faults: ClassVar[list[type]] = []
 
@@ -197,7 +197,8 @@ async def test_the_tick_loop_continues_after_a_failure(faulty: type[FaultyFleet]
 
 
 async def test_a_loss_that_cannot_be_processed_ends_the_server(faulty: type[FaultyFleet]) -> None:
-    """The state of the worker is unknown: all waiting clients and the operator get an error."""
+    """A loss that cannot be processed ends the server, because the worker's state is unknown: all waiting
+    clients and the operator get an error."""
     launcher = Launcher()
     async with running(launcher) as runtime:
         failing = asyncio.create_task(runtime.until_failed())

@@ -1,4 +1,4 @@
-"""Event queues of slow clients use bounded memory, and do not affect other clients."""
+"""Event queues of slow clients use limited memory, and do not affect other clients."""
 
 import asyncio
 

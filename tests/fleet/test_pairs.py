@@ -1,4 +1,4 @@
-"""Transfer reservations of stream pairs: opened, used, refused, and closed at any worker's death."""
+"""Transfer reservations of stream pairs are opened, used, refused, and closed when either worker dies."""
 
 import pytest
 from msgspec.structs import replace
@@ -41,7 +41,7 @@ from tests.fleet.pair_fakes import OPEN, D, P, reservation
 
 
 def started() -> tuple[Fleet, int]:
-    """A pair with one request whose first chunk is planned, and its attempt."""
+    """Return a pair with one request whose first chunk is planned, and the request's attempt."""
     fleet = Fleet(FleetConfig(topology=pairs(1)))
     fleet.start(0.0)
     for worker in (P, D):
@@ -68,7 +68,8 @@ def send_updates(fleet: Fleet, worker: str, *updates: TransferUpdate, incarnatio
 
 
 def test_a_pair_whose_half_finds_the_files_replaced_serves_the_new_model_together() -> None:
-    """The other half cannot serve alone. The answer that has begun ends, the next one is new."""
+    """If one half of a pair finds the model's files replaced, both halves serve the new model, since the
+    other half cannot serve alone. The answer that has begun ends; the next answer is by the new model."""
     fleet, attempt = started()
     send_events(fleet, P, Token("r", attempt, 0, 0, 7))
     fleet.handle(replace_id(OPEN, "unanswered"), 1.0)
@@ -76,7 +77,9 @@ def test_a_pair_whose_half_finds_the_files_replaced_serves_the_new_model_togethe
     misfit = Failed("it is another model", 2, misfit=True)
     fleet.handle(WorkerLost(P, 1, "killed", frozenset(), ending="outside"), 2.0)
     for incarnation in (2, 3):
-        assert not kills(fleet.handle(WorkerMessage(P, incarnation, misfit), 3.0)), "they may be copied now"
+        assert not kills(fleet.handle(WorkerMessage(P, incarnation, misfit), 3.0)), (
+            "the blocks may be copied now"
+        )
         fleet.handle(WorkerLost(P, incarnation, "exit status 2", frozenset()), 3.0)
     assert kills(fleet.handle(WorkerMessage(P, 4, misfit), 4.0)) == [D]
     fleet.handle(WorkerLost(P, 4, "exit status 2", frozenset()), 4.0)
@@ -183,7 +186,7 @@ def test_kv_that_did_not_arrive_is_recomputed() -> None:
     assert Send(D, Cancel("r")) in commands
     again = next(m for m in sent(commands, P) if isinstance(m, Submit))
     assert again.attempt != attempt
-    assert again.outputs == {0: [7]}, "after the tokens that the client has"
+    assert again.outputs == {0: [7]}, "the attempt starts after the tokens that the client has"
 
 
 def test_blocks_stay_reserved_until_the_writer_of_a_cancelled_request_is_done() -> None:
@@ -202,10 +205,10 @@ def test_reservations_of_a_dead_writer_are_released() -> None:
     mine = reservation(attempt)
     send_updates(fleet, D, Reserved("r", attempt, mine))
     commands = fleet.handle(WorkerLost(P, 1, "killed"), 2.0)
-    assert Send(D, Release(mine.id, doubtful=True)) in commands, "what it wrote may still be on the way"
+    assert Send(D, Release(mine.id, doubtful=True)) in commands, "its writes may still be in flight"
     assert Send(D, Cancel("r")) in commands
     assert not any(isinstance(command, Refuse) for command in commands)
-    assert fleet.requests["r"].worker is None, "it waits for the pair to come back"
+    assert fleet.requests["r"].worker is None, "the request waits for the pair to return"
 
 
 def test_after_the_transfer_the_death_of_the_prefill_worker_has_no_effect() -> None:
@@ -249,7 +252,8 @@ def test_reports_of_several_workers_add_up() -> None:
 
 
 def test_blocks_of_a_lost_writer_stay_closed_until_it_is_dead() -> None:
-    """It may still write, as its machine cannot be reached; the end of another incarnation says nothing."""
+    """Blocks of a lost writer stay closed until it is dead. It may still write, as its machine cannot be
+    reached; the end of another incarnation proves nothing."""
     fleet, attempt = started()
     mine = reservation(attempt)
     send_updates(fleet, D, Reserved("r", attempt, mine))
@@ -257,7 +261,9 @@ def test_blocks_of_a_lost_writer_stay_closed_until_it_is_dead() -> None:
     assert not any(isinstance(message, Release) for message in sent(lost, D))
     assert Cancel("r") in sent(lost, D), "the request itself moves at once"
     assert len(fleet.transfers.reservations) == 1
-    assert send_updates(fleet, P, Pushed("r", attempt, mine.id)) == [], "it is not heard any more"
+    assert send_updates(fleet, P, Pushed("r", attempt, mine.id)) == [], (
+        "messages of the lost worker are ignored"
+    )
     assert fleet.handle(WorkerDead(P, 2), 3.0) == []
     assert fleet.handle(WorkerDead(P, 1), 4.0) == [Send(D, Release(mine.id, doubtful=True))]
     assert fleet.handle(WorkerDead(P, 1), 5.0) == []

@@ -1,4 +1,4 @@
-"""The fleet's knowledge of its workers for routing: cached prefixes, queued prompts, prefill progress."""
+"""The fleet tracks its workers for routing: cached prefixes, queued prompts, prefill progress."""
 
 import msgspec
 import pytest
@@ -30,10 +30,10 @@ def test_cache_reports_correct_the_estimates() -> None:
     view.learn("w", NAMES[:2], 9)
     assert view.cached("w", NAMES) == 2
     view.update("w", Cached(NAMES[2:3], NAMES[1:2]), 9)
-    assert view.cached("w", NAMES) == 1, "the second is no longer there"
+    assert view.cached("w", NAMES) == 1, "the second block is no longer cached"
     view.update("w", Cached(NAMES[1:2], []), 9)
     assert view.cached("w", NAMES) == 3
-    assert view.pending("w", NAMES[:3]) == 1, "the first has not been reported"
+    assert view.pending("w", NAMES[:3]) == 1, "the first block has not been reported"
     view.update("w", Cached(NAMES[:1], []), 9)
     view.learn("w", NAMES[:2], 9)
     assert view.pending("w", NAMES[:3]) == 0, "an estimate does not undo a report"
@@ -42,12 +42,12 @@ def test_cache_reports_correct_the_estimates() -> None:
 
 
 def test_the_prefix_view_of_a_pair_matches_its_prefix_indexes() -> None:
-    """After two turns its view of both workers equals their prefix indexes."""
+    """The fleet's view of a pair's prefixes equals both workers' prefix indexes after two turns."""
     simulation = Simulation(
         FleetConfig(topology=pairs(1)),
         WorkerSpec(ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001),
     )
-    other = Open("other", [8] * 300, FIRST.params)  # takes the place of the first's blocks
+    other = Open("other", [8] * 300, FIRST.params)  # replaces the first request's blocks
     assert_both_answered(simulation, other)
     view = simulation.fleet.placement.view
     for name, worker in simulation.workers.items():
@@ -82,12 +82,12 @@ def test_of_many_workers_some_are_considered_and_those_that_have_the_prompt() ->
         fleet.handle(WorkerMessage(worker, 1, READY), 0.0)
     prompts = [[number] * 8 for number in range(400)]
     chosen = [_routed(fleet, f"first-{number}", prompt) for number, prompt in enumerate(prompts)]
-    assert len(set(chosen)) == 200, "all workers have their turns"
+    assert len(set(chosen)) == 200, "all workers are chosen"
     assert {len(record.candidates) for record in fleet.placement.recent} == {CONSIDERED}
     for number in range(400):
         fleet.handle(Close(f"first-{number}"), 0.0)
     again = [_routed(fleet, f"again-{number}", prompt) for number, prompt in enumerate(prompts[:50])]
-    assert again == chosen[:50], "where its blocks are"
+    assert again == chosen[:50], "requests go where their blocks are"
 
 
 def _routed(fleet: Fleet, name: str, prompt: list[int]) -> str:
@@ -110,7 +110,8 @@ def test_the_sum_of_waiting_prompts_is_that_of_their_sizes(changes: list[tuple[s
 
 
 def test_a_prompt_is_hashed_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When its choices end, the blocks of prompt and outputs are learned, with one hash for each block."""
+    """A prompt is hashed once for all its choices. When its choices end, the blocks of prompt and outputs are
+    learned, with one hash for each block."""
     hashed: list[list[int]] = []
 
     def counted(parent: bytes, tokens: list[int]) -> bytes:
@@ -119,7 +120,7 @@ def test_a_prompt_is_hashed_once_for_all_its_choices(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(prefix, "block_hash", counted)
     choices, blocks, size = 32, 50, READY.block_size
-    prompt = list(range(1, blocks * size + 2))  # and one token more, with which the outputs begin a block
+    prompt = list(range(1, blocks * size + 2))  # one token more, with which the outputs begin a block
     fleet = started()
     fleet.handle(WorkerMessage(W, 1, msgspec.structs.replace(READY, num_blocks=200)), 0.0)
     fleet.handle(Open("r", prompt, SamplingParams(seed=1, max_tokens=size, n=choices)), 0.0)

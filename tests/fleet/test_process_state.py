@@ -1,4 +1,4 @@
-"""The lifecycle of a supervised process: its legal transitions, its back-off and its limits of silence."""
+"""A supervised process has legal transitions, a back-off, and limits of silence."""
 
 import math
 import random
@@ -97,7 +97,8 @@ def test_requests_wait_for_a_process_until_its_starts_keep_failing() -> None:
 
 
 def test_silence_is_killed_by_the_policy_of_the_process() -> None:
-    """At once where a request waits, later where none does."""
+    """The policy of a process decides when silence is fatal: at once if a request waits, later if none
+    does."""
     assert not ready_at(0.0).tick(None, 10.0, POLICY, busy=True)
     assert ready_at(0.0).tick(None, 11.0, POLICY, busy=True)
     assert not ready_at(0.0).tick(None, 30.0, POLICY)
@@ -141,7 +142,7 @@ def test_a_process_that_ends_slowly_is_not_killed_at_each_tick() -> None:
     process = ready_at(0.0)
     kills = [now for now in range(11, 40) if process.tick(Heartbeat(0.0, "run"), float(now), POLICY)]
     assert kills == [11, 22, 33]
-    assert process.stuck, "no request is sent there"
+    assert process.stuck, "no request is sent to this process"
 
 
 def test_a_process_without_beats_may_load_for_as_long_as_it_takes() -> None:
@@ -170,8 +171,9 @@ def test_a_misfit_waits_longer_each_time_and_fits_again_later() -> None:
 def test_who_makes_progress_is_never_killed_and_who_does_not_always_is(
     seed: int, stuck_after: float, predicted: float, in_step: bool, stops: int
 ) -> None:
-    """Ticks come late, and the process that looks is stopped itself at times, for as long as it likes: the
-    other one goes on meanwhile, or is stopped too."""
+    """A process that makes progress is never killed, and one that makes none always is, although the
+    supervisor's ticks come late and the supervisor itself is stopped at times for any duration. The other
+    process meanwhile continues, or is stopped too."""
     rng, policy, watch, process = random.Random(seed), SupervisionPolicy(stuck_after), Watch(), ready_at(0.0)
     limit = max(stuck_after, PROGRESS_FACTOR * predicted) if in_step else stuck_after
     stand_still, now, moved_at, returned_at = rng.uniform(50, 300), 0.0, 0.0, 0.0
@@ -187,4 +189,4 @@ def test_who_makes_progress_is_never_killed_and_who_does_not_always_is(
         if process.tick(beat, now, policy, watch.look(now), busy=True):
             break
     assert now >= stand_still, "it made progress"
-    assert limit < now - max(moved_at, returned_at) <= limit + MAX_GAP, "as soon as it is certain"
+    assert limit < now - max(moved_at, returned_at) <= limit + MAX_GAP, "killed as soon as it is certain"

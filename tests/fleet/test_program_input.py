@@ -1,4 +1,4 @@
-"""The pipe to the standard input of a forked program, in both event loops."""
+"""The pipe to the standard input of a forked program works in both event loops."""
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
-"""The sums over the prompts of a worker, kept through changes, are those computed from all of them."""
+"""The sums over a worker's prompts, which are updated with each change, equal the sums computed from all
+prompts."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A rate counts the events of the last seconds only."""
+"""A rate counts only the events of the last seconds."""
 
 import pytest
 

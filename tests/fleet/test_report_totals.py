@@ -1,4 +1,4 @@
-"""Reports of several workers become one, field by field as each declares."""
+"""Reports of several workers are merged, each field by the rule that it declares."""
 
 import inspect
 
@@ -44,7 +44,7 @@ def test_every_field_of_every_report_declares_how_it_is_merged() -> None:
         assert merges(struct).keys() == set(struct.__struct_fields__)
     reported = {value for value in vars(reports).values() if inspect.isclass(value)}
     structs = {struct for struct in reported if issubclass(struct, msgspec.Struct)}
-    assert structs == {Report, *PARTS.values(), reports.IncidentReport}, "IncidentReport is the fleet's"
+    assert structs == {Report, *PARTS.values(), reports.IncidentReport}, "IncidentReport is made by the fleet"
 
 
 def test_a_field_that_does_not_declare_it_is_an_error() -> None:
@@ -67,7 +67,7 @@ def test_counters_and_present_state_add_up() -> None:
     assert (both.steps, both.step_seconds) == (2 * FULL.steps, 2 * FULL.step_seconds)
     assert (both.running, both.blocks_total) == (2 * FULL.running, 2 * FULL.blocks_total)
     assert both.remote is not None
-    assert both.remote.services == 4, "sessions, of which each worker has some"
+    assert both.remote.services == 4, "each worker has some of the sessions"
 
 
 def test_times_that_pass_at_all_workers_together_do_not_add_up() -> None:
@@ -77,7 +77,8 @@ def test_times_that_pass_at_all_workers_together_do_not_add_up() -> None:
 
 
 def test_the_floor_of_steps_is_known_if_it_is_known_of_all_workers() -> None:
-    """It is divided by the time of all workers' steps: without those of one, the share would be too small."""
+    """The floor of steps is known only if it is known for all workers: it is divided by the time of all
+    workers' steps, so the share would otherwise be too small."""
     both, unknown = total([FULL, FULL]), total([FULL, replace(FULL, step_floor_seconds=None)])
     assert both is not None
     assert unknown is not None

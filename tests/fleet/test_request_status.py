@@ -1,4 +1,4 @@
-"""The legal changes of a request's status, and the one method that makes them."""
+"""A request's status changes only by legal transitions, through a single method."""
 
 from itertools import product
 

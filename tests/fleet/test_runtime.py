@@ -1,4 +1,4 @@
-"""Real worker processes: they die and are restarted, exit with their parent, and leak nothing."""
+"""Real worker processes are restarted when they die, exit with their parent, and leak nothing."""
 
 import asyncio
 import gc
@@ -60,7 +60,7 @@ async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
-    """For tests that leave no trace; they run in the loop of the module."""
+    """A model for tests that leave no trace. It runs in the event loop of the module."""
     async with running(checkpoint) as llm:
         yield llm
 
@@ -134,7 +134,8 @@ async def test_a_killed_worker_costs_time_never_text(llm: AsyncLLM) -> None:
             killed = llm.process_id()
             os.kill(killed, signal.SIGKILL)
 
-    while not killed or killed == llm.process_id():  # it may have sent everything before the signal came
+    # The worker may have sent everything before the signal arrived.
+    while not killed or killed == llm.process_id():
         concurrent = [asyncio.create_task(collect(llm, [5, 6, 7], LONG)) for _ in range(3)]
         assert await collect(llm, [5, 6, 7], LONG, kill_at_20) == is_healthy
         for task in concurrent:
@@ -166,7 +167,8 @@ async def test_leaving_early_frees_the_worker(llm: AsyncLLM) -> None:
 async def test_many_requests_with_random_cancels_leak_nothing(
     llm: AsyncLLM, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """A quarter is closed after some tokens, an eighth is cancelled, some of these before they began."""
+    """Many requests with random cancellations leak nothing: a quarter is closed after some tokens, and an
+    eighth is cancelled, some of them before they began."""
     total = scale.pick(80, 400)
     rng = random.Random(scale.seed)
 
@@ -199,7 +201,7 @@ async def test_many_requests_with_random_cancels_leak_nothing(
         return not task.cancelled()
 
     await collect(llm, [1], PARAMS)
-    gc.collect()  # files that earlier tests left to the collector are not of this one
+    gc.collect()  # Files that earlier tests left to the garbage collector are not from this test.
     before = psutil.Process().num_fds(), len(asyncio.all_tasks())
     worker = psutil.Process(llm.process_id())
     worker_files = worker.num_fds()

@@ -1,4 +1,4 @@
-"""Prompt streams in the fleet: placed by content, no load while idle, moved at their end."""
+"""Prompt streams are placed by content, count as no load while idle, and may move when they finish."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_a_stream_that_is_finished_without_content_is_placed() -> None:
     fleet = started(FleetConfig(unified(1)))
     fleet.handle(STREAM, 0.0)
     ((_, submit),) = submitted(fleet.handle(ClientEdit("s", 1, 0, [7, 8], finish=True), 3.0))
-    assert (submit.open, submit.arrival) == (False, 3.0), "its deadline counts from the end"
+    assert (submit.open, submit.arrival) == (False, 3.0), "the deadline counts from the end of the prompt"
 
 
 def test_a_stream_is_load_only_while_it_has_tokens_to_compute() -> None:
@@ -76,7 +76,7 @@ def test_computed_blocks_are_pushed_and_an_edit_pushes_again() -> None:
     assert submitted(computed(fleet, 1, 15)) == [], "three blocks are too few"
     ((worker, copy),) = submitted(computed(fleet, 1, 22))
     assert (worker, copy.phase, copy.prompt) == ("decode-0", "decode", list(range(20)))
-    assert submitted(computed(fleet, 1, 29)) == [], "one at a time"
+    assert submitted(computed(fleet, 1, 29)) == [], "one push at a time"
     fleet.handle(WorkerLost("decode-0", 1, "killed"), 1.0)
     assert fleet.requests["s"].worker == "prefill-0", "a stream that arrives does not depend on it"
 
@@ -109,8 +109,10 @@ def test_a_stream_stays_where_a_move_would_cost_more() -> None:
     assert (fleet.requests["s"].worker, fleet.dispatcher.rerouted) == (first, 0)
     latest, placed = router_view(fleet, "round-robin", (), 1.0).decisions
     (other,) = set(fleet.workers) - {first}
-    assert fleet.placement.recent[-1].decision.chosen == list(fleet.workers).index(other), "the router's"
-    assert (latest.request, latest.chosen) == ("s", first), "what was taken"
+    assert fleet.placement.recent[-1].decision.chosen == list(fleet.workers).index(other), (
+        "chosen by the router"
+    )
+    assert (latest.request, latest.chosen) == ("s", first), "the decision that was applied"
     assert latest.reason.startswith("stays")
     assert (placed.chosen, placed.reason) != (latest.chosen, latest.reason)
 
@@ -188,7 +190,8 @@ def test_a_push_in_progress_goes_on_while_its_stream_is_edited() -> None:
 
 
 def test_seconds_of_one_worker_are_not_compared_with_tokens_of_another() -> None:
-    """Step costs are known of one worker only; there the whole answer is predicted in parts of a second."""
+    """Seconds of one worker are not compared with tokens of another: step costs are known for one worker
+    only, which would answer within a fraction of a second."""
     fleet = started(FleetConfig(unified(2), router=ROUTERS["round-robin"]))
     fleet.handle(STREAM, 0.0)
     fleet.handle(ClientEdit("s", 1, 0, list(range(40))), 0.1)

@@ -1,4 +1,4 @@
-"""Workers that die, have another KV format or drain, and when they are restarted."""
+"""Workers that die, drain, or have another KV format are restarted at the right time, or not at all."""
 
 import dataclasses
 from typing import Any
@@ -103,7 +103,7 @@ def test_recovery_is_the_backoff_and_the_load_time() -> None:
         supervisor.lose(half, "killed", 6.0)
     assert supervisor.availability.recovery(6.0) == 5.0, "loading took five seconds"
     assert supervisor.availability.recovery(8.0) == 3.0
-    assert supervisor.availability.recovery(60.0) == 1.0, "any moment now"
+    assert supervisor.availability.recovery(60.0) == 1.0, "the worker may be ready at any moment"
     for half in ("decode-0", "decode-1"):
         supervisor.lose(half, "killed", 8.0)
     assert supervisor.availability.recovery(8.0) == 5.5
@@ -120,8 +120,8 @@ IN_A_STEP = Heartbeat(at=0.0, phase="run", moved_at=0.0, predicted=50.0)
 
 
 def ticked(supervisor: WorkerSupervisor, since: float, now: float, **changes: float) -> list[Command]:
-    """Look at the workers twice a second; return what is killed by `now`. Unless they change, a sign of life
-    and progress were seen each time."""
+    """Tick twice a second; return the workers that are killed by `now`. By default, a sign of life and
+    progress are seen at each tick."""
     supervisor.commands.clear()
     at = since
     while at <= now:
@@ -190,7 +190,8 @@ def test_an_idle_worker_is_killed_as_soon_as_a_request_waits() -> None:
 
 
 def test_workers_are_not_killed_when_this_process_was_stopped() -> None:
-    """Its workers were too, or have sent reports that it has not read yet."""
+    """Workers are not killed after this process was stopped: they were stopped too, or have sent reports that
+    were not read yet."""
     supervisor = started(unified(1), stuck_after=10.0)
     supervisor.workers["unified-0"].queue("r", Queued(5), 5.0)
     assert ticked(supervisor, 5.0, 14.0, at=5.0, moved_at=5.0) == []
@@ -243,7 +244,7 @@ def test_a_worker_with_another_kv_format_is_refused(other: dict[str, Any], both:
     assert not supervisor.join("decode-0", replace(READY, **other), 2.0)
     worker = supervisor.workers["decode-0"]
     assert worker.ready is None
-    assert not worker.failure, "its model may be put right again"
+    assert not worker.failure, "the model may have been corrected"
     assert worker.error.startswith(f"its KV format is {both[0]}, but worker prefill-0 has {both[1]}: ")
     assert "restore the old ones" in worker.error
 
@@ -318,7 +319,7 @@ def test_the_speculation_speedup_follows_the_reports() -> None:
     worker = WorkerState()
     worker.reported(reported(100, 50, 1.0, 0.5))
     assert worker.speedup == 1.0, "a single report has no difference"
-    # 60 tokens in 20 sequence steps, a third of the time drafting
+    # 60 tokens in 20 sequence steps, which drafted for a third of the time
     worker.reported(reported(160, 90, 2.0, 1.0))
     assert worker.speedup == pytest.approx(1.0 + RECENT * (3.0 * 2 / 3 - 1.0))
     worker.reported(reported(160, 90, 2.0, 1.0))
@@ -326,7 +327,8 @@ def test_the_speculation_speedup_follows_the_reports() -> None:
 
 
 def test_counters_of_workers_that_ended_are_kept() -> None:
-    """A sum of several workers that falls would be a restart to whoever reads the metrics."""
+    """Counters of workers that ended are kept: a sum over workers that falls would look like a restart in the
+    metrics."""
     supervisor = started(unified(3))
     for worker in supervisor.workers.values():
         worker.reported(REPORT)

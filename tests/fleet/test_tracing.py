@@ -1,4 +1,4 @@
-"""Request tracing: spans in virtual time, a timeline file, and OpenTelemetry traces."""
+"""Requests are traced: spans in virtual time, a timeline file, and OpenTelemetry traces."""
 
 import json
 from dataclasses import dataclass, field
@@ -146,7 +146,8 @@ def test_a_request_is_one_trace_of_opentelemetry() -> None:
 
 
 def test_nothing_is_stored_of_requests_that_ended() -> None:
-    """For every kind of end, and with late messages of workers."""
+    """Nothing is stored of requests that have ended, for every kind of end, and with late messages of
+    workers."""
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter = memory.InMemorySpanExporter()

@@ -1,4 +1,5 @@
-"""How a worker's process ended: real processes and signals, and one that cannot be killed."""
+"""The end of a worker's process is reported correctly: real processes and signals, and a process that cannot
+be killed."""
 
 import asyncio
 import mmap
@@ -19,7 +20,7 @@ SLEEP_ON = "import sys, time; print(); sys.stdout.flush(); time.sleep(600)"
 
 
 async def sleeping(program: str = SLEEP) -> tuple[WorkerProcess, JournalWriter]:
-    """Return a process that reads its standard input, or does not, and the writer of its journal."""
+    """Return a sleeping process, which reads its standard input or not, and the writer of its journal."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -56,7 +57,8 @@ async def test_a_process_killed_for_want_of_memory_counts(monkeypatch: pytest.Mo
 async def test_a_process_that_cannot_be_killed_is_lost_and_its_end_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As one that waits for a disk: the signal is delivered later."""
+    """A process that cannot be killed counts as lost, and its end is noticed later: such a process waits for
+    a disk, and the signal is delivered afterwards."""
     monkeypatch.setattr(worker_process, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(worker_process, "UNKILLABLE_SECONDS", 0.2)
     process, _ = await sleeping()

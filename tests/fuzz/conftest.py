@@ -20,7 +20,7 @@ READ_SECONDS = 2.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The real engine behind a real server, with a model of which even the longest answer is short."""
+    """A real server with the real engine. Even the longest answers of its model are short."""
     folder: Path = make_checkpoint(tmp_path_factory.mktemp("model"), max_position_embeddings=128)
 
     async def start() -> Generator:
@@ -37,7 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @contextmanager
 def nothing_left(server: Served) -> Iterator[None]:
-    """After the block a good request is answered, and no request, KV block, task or socket is left."""
+    """Assert after the block that a good request is answered, and that no request, KV block, task or socket
+    is left."""
     answers(server)
     before = _tasks(), _sockets()
     yield
@@ -47,7 +48,7 @@ def nothing_left(server: Served) -> Iterator[None]:
 
 
 def answers(server: Served) -> None:
-    """A good request gets a good answer."""
+    """Assert that a good request gets a good answer."""
     reply = server.post("/v1/completions", prompt="hi", max_tokens=2, ignore_eos=True)
     assert reply.status_code == 200
     assert reply.json()["usage"]["completion_tokens"] == 2

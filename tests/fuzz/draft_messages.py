@@ -37,7 +37,7 @@ FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-300, 1.5, 1e308)
 
 
 def corrupted_value(rng: random.Random, value: Any) -> Any:
-    """An invalid value for a field, of the same type or another."""
+    """Return an invalid value for a field, of the same type or another type."""
     match rng.randrange(8):
         case 0 | 1 if isinstance(value, (list, tuple)) and value:
             index = rng.randrange(len(value))
@@ -57,7 +57,8 @@ def corrupted_value(rng: random.Random, value: Any) -> Any:
 
 
 def mutated(rng: random.Random, message: ToService | ToTarget) -> bytes:
-    """A message with some of its fields changed, left out or added; or its bytes truncated or corrupted."""
+    """Return a message with some fields changed, left out or added; or with its bytes truncated or
+    corrupted."""
     data = encode(message)
     chance = rng.random()
     if chance < 0.1:
@@ -80,7 +81,7 @@ def mutated(rng: random.Random, message: ToService | ToTarget) -> bytes:
 
 
 def _corrupt_nested(rng: random.Random, value: Any) -> Any:
-    """Corrupt a value, or an element of it."""
+    """Corrupt a value, or an element of the value."""
     if isinstance(value, list) and value and rng.random() < 0.8:
         index = rng.randrange(len(value))
         return [*value[:index], _corrupt_nested(rng, value[index]), *value[index + 1 :]]
@@ -89,8 +90,8 @@ def _corrupt_nested(rng: random.Random, value: Any) -> Any:
 
 @dataclass
 class HostileClient:
-    """A client that ignores the protocol. `sessions` are Welcomes that it, or another client, received;
-    `fingerprints` those of tokenizer and vocabulary."""
+    """A client that ignores the protocol. `sessions` has Welcomes that this client or another one received;
+    `fingerprints` has the fingerprints of tokenizer and vocabulary."""
 
     rng: random.Random
     fingerprints: tuple[str, str]
@@ -99,7 +100,7 @@ class HostileClient:
     _number: int = 0
 
     def next(self) -> bytes:
-        """The next message."""
+        """Return the next message."""
         rng = self.rng
         chance = rng.random()
         if chance < 0.1 and self._sent:
@@ -174,7 +175,7 @@ class HostileService:
         self._sent: deque[bytes] = deque(maxlen=100)
 
     def replies(self, message: ToService) -> list[bytes]:
-        """The replies to one message of a target."""
+        """Return the replies to one message of a target."""
         honest = self._honest(message)
         if honest is None:
             return []
@@ -213,7 +214,7 @@ class HostileService:
                 return None
 
     def _draft(self, delta: Delta) -> Draft:
-        """A chain of random tokens of the vocabulary."""
+        """Return a chain of random tokens of the vocabulary."""
         size = 1 + min(delta.depth, delta.nodes)
         tokens = (delta.tokens[-1], *(self.rng.randrange(320) for _ in range(size - 1)))
         accept = tuple(0.9**level for level in range(size))
@@ -221,7 +222,7 @@ class HostileService:
         return Draft(delta.sequence, delta.epoch, delta.number, tree)
 
     def _invalid_draft(self, draft: Draft) -> Draft:
-        """A draft that can be decoded, but has one invalid field."""
+        """Return a draft that can be decoded, but has one invalid field."""
         rng, tree = self.rng, draft.tree
         assert tree is not None
         last = len(tree.tokens) - 1

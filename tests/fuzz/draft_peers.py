@@ -80,8 +80,8 @@ class Peer:
         return self.send(Hello(**{**keys, **fields}), wait)
 
     def welcome(self, name: str = "x") -> Welcome:
-        """Say Hello until there is a session: after what other tests did, the service may have to turn a
-        target away for a moment. Raises AssertionError after 20 seconds."""
+        """Say Hello until the service opens a session. After earlier tests, the service may refuse a target
+        for a moment. Raises AssertionError after 20 seconds."""
         deadline = time.monotonic() + 20
         while not isinstance(answer := self.hello(name=name), Welcome):
             assert time.monotonic() < deadline, answer
@@ -111,7 +111,7 @@ def honest_drafter(service: Drafting, keyed_service: KeyedService, keys: KeyPair
 
 
 def tree_for(drafter: RemoteDrafter, sequence: int, prompt: list[int]) -> TokenTree:
-    """The draft tree for a prompt, requested until it arrives."""
+    """Return the draft tree for a prompt, which is requested until it arrives."""
     request = DraftRequest(sequence, 0, prompt, len(prompt), 0, 0, GREEDY, 4, 1, 4, 0, [])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -125,7 +125,8 @@ def tree_for(drafter: RemoteDrafter, sequence: int, prompt: list[int]) -> TokenT
 
 
 def nonsense(rng: random.Random, welcome: Welcome) -> bytes:
-    """Random bytes, random msgpack, truncated and corrupted messages, and well-formed ones out of bounds."""
+    """Return random bytes, random msgpack, truncated and corrupted messages, and well-formed messages with
+    values out of bounds."""
     delta = Delta(
         rng.choice([1, 2, -5, 1 << 40]), rng.randrange(3), rng.randrange(1, 9), rng.choice([0, 1, 99]),
         rng.choice([0, 0, 3, 1 << 50]), [rng.randrange(-5, 400) for _ in range(rng.randrange(6))],
@@ -156,6 +157,6 @@ def nonsense(rng: random.Random, welcome: Welcome) -> bytes:
 
 
 def raw_bytes(service: Drafting, rng: random.Random) -> None:
-    """Bytes that are not ZeroMQ."""
+    """Return bytes that are not ZeroMQ."""
     with socket.create_connection(("127.0.0.1", service.port)) as connection:
         connection.sendall(rng.randbytes(500))

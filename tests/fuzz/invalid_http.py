@@ -1,4 +1,4 @@
-"""Bytes that are no HTTP request, and odd values of headers."""
+"""Bytes that are not HTTP requests, and unusual values of headers."""
 
 VALUES = {
     "deep lists": b"[" * 100_000,

@@ -47,7 +47,7 @@ def test_valid_and_invalid_requests(server: Served, scale: Scale, record: Callab
 
 
 def fuzz(operation: Any, description: Any, seconds: float, seed: int, batch_size: int) -> Counter[int]:
-    """Try an operation for some seconds, batch by batch; at least one batch. Returns the statuses seen."""
+    """Test an operation for some seconds, in batches; at least one batch runs. Return the statuses seen."""
     statuses: Counter[int] = Counter()
     modes = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
     strategy = operation.as_strategy(generation_mode=modes[0])
@@ -80,7 +80,7 @@ def fuzz(operation: Any, description: Any, seconds: float, seed: int, batch_size
 
 
 def check_events(text: str, schema: dict[str, Any]) -> None:
-    """Every event of a stream is as described, or an error."""
+    """Assert that every event of a stream matches the description, or is an error."""
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: ", "{"))]
     assert events
     for event in events:

@@ -1,4 +1,4 @@
-"""A draft service with hostile clients: they are refused and logged, and others are not affected."""
+"""Hostile clients of a draft service are refused and logged, and other clients are not affected."""
 
 import contextlib
 import random
@@ -62,7 +62,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def test_a_crashed_target_leaves_no_session(service: Drafting, keyed_service: KeyedService) -> None:
-    """The session ends with its connection, long before its lease."""
+    """A crashed target leaves no session: the session ends with its connection, long before its lease."""
     dead = Peer(service, keyed_service, keyed_service.other)
     welcome = dead.welcome("dead")
     dead.close()
@@ -102,13 +102,14 @@ def test_a_message_that_is_too_large_is_refused_and_logged(service, keyed_servic
 
 
 SECONDS, FULL_SECONDS = 1, 90
-"""Duration of the hostile clients, in a small run and in a full one."""
+"""Seconds for which hostile clients send, in a small run and in a full run."""
 
 
 def test_hostile_messages_do_not_affect_other_clients(
     service: Drafting, keyed_service: KeyedService, peer, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """With keys: one client is hostile, another still gets the same trees as before."""
+    """With keys, hostile messages do not affect other clients: one client is hostile, another one still gets
+    the same trees."""
     print(f"seed {scale.seed}")
     rng = random.Random(scale.seed)
     prompts = [[rng.randrange(4, 300) for _ in range(rng.randint(1, 60))] for _ in range(5)]
@@ -202,7 +203,7 @@ def open_connection(connections: contextlib.ExitStack, port: int) -> socket.sock
 
 
 def random_opening(rng: random.Random) -> bytes:
-    """A truncated or corrupted handshake, or something else."""
+    """Return a truncated or corrupted handshake, or other bytes."""
     whole = bytearray(rng.choice([*INVALID_OPENINGS, *handshakes().values()]))
     for _ in range(rng.randrange(3)):
         if whole:

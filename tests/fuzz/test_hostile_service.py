@@ -1,4 +1,4 @@
-"""A real target with hostile draft services: its text is the same, and it does not crash."""
+"""A real target with hostile draft services generates the same text, and does not crash."""
 
 import os
 import random
@@ -20,10 +20,10 @@ from tests.fuzz.zmtp import INVALID_OPENINGS, handshakes
 from tests.processes import workers_below
 
 SERVICES = 12
-"""Hostile services that a target knows: while some are on probation it uses the others."""
+"""Number of hostile services that a target knows. While some are on probation it uses the others."""
 SECONDS, FULL_SECONDS = 1, 90
 STARTS = 12
-"""Targets that are started at most until enough was seen."""
+"""Maximum number of targets that are started until enough replies were seen."""
 """Duration of the requests, in a small run and in a full one."""
 
 
@@ -33,7 +33,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 class Services(threading.Thread):
-    """Hostile services, one a port; `kinds` is the behaviour of each. Everything random comes from `seed`."""
+    """Hostile services, each on a separate port; `kinds` has the behaviour of each. All randomness comes from
+    `seed`."""
 
     def __init__(self, seed: int, kinds: list[str]) -> None:
         super().__init__(daemon=True)
@@ -133,7 +134,8 @@ KINDS = ["wrong"] * SERVICES + ["flood", "huge", "forgetful", "raw"]
 async def test_text_is_the_same_among_hostile_services(
     pair: tuple[str, str], scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Rounds of requests until the time is over; a fresh target, without probations, each minute."""
+    """Text is the same among hostile services. Rounds of requests run until the time is over; each minute a
+    new target, without probations, starts."""
     target, _ = pair
     workload = make_requests(scale.pick(3, 8), scale.seed)
     texts, _ = local_texts(target, "none", workload)
@@ -142,7 +144,7 @@ async def test_text_is_the_same_among_hostile_services(
     faults: dict[str, int] = {}
 
     def enough() -> bool:
-        """Replies were refused for several reasons, and some were valid."""
+        """Return whether replies were refused for several reasons, and some were valid."""
         return sums["rejected"] > 5 and sums["trees"] > 0 and len(faults) > 2
 
     while remaining > 0 or (not enough() and sums["starts"] < STARTS):
@@ -175,5 +177,5 @@ async def test_text_is_the_same_among_hostile_services(
 
 
 def children() -> set[int]:
-    """Process ids of workers."""
+    """Return the process ids of workers."""
     return {worker.pid for worker in workers_below(os.getpid())}

@@ -1,5 +1,5 @@
-"""Bytes that no client library would send, over plain sockets: each ends with a 4xx or a closed connection,
-and the server goes on."""
+"""Bytes that no client library would send, over plain sockets: each connection gets a 4xx or is closed, and
+the server continues."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def request(route: str, body: bytes, *headers: bytes) -> bytes:
 
 
 def statuses(reply: bytes) -> list[int]:
-    """The statuses of the responses in `reply`, of which there may be several after a mangled request."""
+    """Return the statuses of the responses in `reply`. A mangled request may have several."""
     return [int(line[9:12]) for line in reply.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
 
 
@@ -48,26 +48,29 @@ def exchange(server: Served, data: bytes, *, half_close: bool = False) -> bytes:
                 reply += piece
         except TimeoutError:
             raise
-        except OSError:  # closed while we were sending
+        except OSError:  # The server closed the connection while the client was sending.
             pass
     return reply
 
 
 def test_invalid_or_excessive_json(server: Served) -> None:
-    """As the whole body, as a field's value, and as the name of one; on every route that takes a body."""
+    """Invalid or excessive JSON is refused: as the whole body, as a field's value, and as a field's name, on
+    every route with a body."""
     with nothing_left(server):
         for (name, bad), route in product(VALUES.items(), ROUTES):
             bodies = (bad, b'{"prompt": %s}' % bad, b'{"seed": %s, "prompt": "a"}' % bad, b"{%s: 1}" % bad)
             for body in bodies:
                 (status,) = statuses(exchange(server, request(route, body)))
-                ignored = route == "/tokenize" and b"seed" in body and status == 200  # it has no such field
+                # the route has no such field
+                ignored = route == "/tokenize" and b"seed" in body and status == 200
                 # It is read as 0.0, which is an integer.
                 zero = name == "a small number beyond floats" and b"seed" in body and status == 200
                 assert status == 400 or ignored or zero, (name, route, body[:80], status)
 
 
 def test_random_bytes(server: Served, scale: Scale, record: Callable[..., None]) -> None:
-    """As whole requests, as bodies, and as good requests with some bytes changed."""
+    """Random bytes are refused: as whole requests, as bodies, and as good requests with some bytes
+    changed."""
     source = random.Random(scale.seed)
     good = request("/v1/completions", json.dumps({"prompt": "hi", "max_tokens": 2}).encode())
     seen: dict[int, int] = {}
@@ -99,7 +102,8 @@ def test_invalid_http(server: Served) -> None:
 
 
 def test_a_client_that_has_sent_all_and_closed_its_half(server: Served) -> None:
-    """It is answered, or its connection is closed: HTTP allows both. Never is it left open."""
+    """A client that has sent everything and closed its half is answered, or its connection is closed. HTTP
+    allows both; the connection never stays open."""
     with nothing_left(server):
         for stream in (False, True):
             body = json.dumps({"prompt": "hi", "max_tokens": 3, "stream": stream}).encode()
@@ -108,7 +112,8 @@ def test_a_client_that_has_sent_all_and_closed_its_half(server: Served) -> None:
 
 
 def test_a_truncated_request(server: Served) -> None:
-    """Half-closed at any byte of the request line, the headers and the body: no answer can be a good one."""
+    """A truncated request gets no successful answer. It is half-closed at any byte of the request line, the
+    headers and the body."""
     body = json.dumps({"prompt": "hi" * 20, "max_tokens": 3}).encode()
     whole = request("/v1/completions", body)
     with nothing_left(server):
@@ -118,7 +123,8 @@ def test_a_truncated_request(server: Served) -> None:
 
 
 def test_slow_senders_are_dropped_and_delay_no_others(server: Served, scale: Scale) -> None:
-    """Many that stop in the middle of a header, and a good client that is served meanwhile."""
+    """Slow senders are dropped and delay no other client: many stop in the middle of a header, and a good
+    client is served meanwhile."""
     with nothing_left(server):
         slow = [connect(server) for _ in range(scale.pick(50, 400))]
         for number, client in enumerate(slow):
@@ -129,12 +135,13 @@ def test_slow_senders_are_dropped_and_delay_no_others(server: Served, scale: Sca
         for client in slow:
             assert statuses(client.recv(65536)) == [408]
             client.close()
-        assert answered < time.monotonic() - READ_SECONDS / 4  # it did not wait for their end
+        assert answered < time.monotonic() - READ_SECONDS / 4  # The good client did not wait for their end.
         assert answered - sent < TIMEOUT
 
 
 def test_clients_that_disconnect_at_any_time(server: Served, scale: Scale) -> None:
-    """Reset after some of the request or some of the reply; none of their requests continues."""
+    """Clients may disconnect at any time, by a reset after part of the request or of the reply; none of their
+    requests continues."""
     source = random.Random(scale.seed)
     body = json.dumps({"prompt": "hi", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
     data = request("/v1/completions", body)

@@ -4,7 +4,7 @@ import socket
 
 
 def _null(version: int) -> bytes:
-    """A ZMTP 3 greeting with the NULL mechanism, READY with an identity, and one message."""
+    """Return a ZMTP 3 greeting with the NULL mechanism, READY with an identity, and one message."""
     greeting = b"\xff" + bytes(8) + b"\x7f" + bytes([3, version]) + b"NULL".ljust(20, b"\0") + bytes(32)
     ready = b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", b"me")
     return greeting + bytes([4, len(ready)]) + ready + bytes([0, 3]) + b"abc"
@@ -15,7 +15,7 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 def handshakes() -> dict[str, bytes]:
-    """Whole handshakes, each followed by a short message."""
+    """Return whole handshakes, each followed by a short message."""
     signature = b"\xff" + bytes(7) + b"\x01\x7f"
     return {
         "ZMTP 1.0": bytes.fromhex("0100020041"),
@@ -33,43 +33,44 @@ INVALID_OPENINGS = (
     bytes(64),
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    # An identity that is as long as they come, and longer than it says.
+    # An identity of the maximum length, and one longer than its length field says.
     b"\xff" + bytes(7) + b"\x01\x7f\x01\x05" + b"\x00\xff" + b"i" * 255 + b"\x00\x01A",
     b"\xff" + bytes(7) + b"\x01\x7f\x01\x05" + b"\x02" + b"\xff" * 8 + b"x",
 )
-"""Openings of other protocols, and lies in lengths."""
+"""Openings of other protocols, and openings with wrong lengths."""
 
 
 BODIES = (
     b"\x00\x03abc",
     b"\x00\x00",
-    # A frame that says it has 2^63 bytes, and one of 2 GiB that never come.
+    # A frame that declares 2^63 bytes, and one of 2 GiB that never arrive.
     b"\x02\x7f" + b"\xff" * 7,
     b"\x02" + (1 << 31).to_bytes(8, "big") + b"x",
-    # Flags that there are none of, and a frame cut in its length.
+    # Undefined flags, and a frame that is cut in its length.
     b"\xf8\x03abc",
     b"\x02\x00\x00",
-    # Commands where messages belong, unknown ones, a PING without its time, one with a long context.
+    # Commands in place of messages, unknown commands, a PING without its time, and a PING with a long
+    # context.
     b"\x04\x03\x02NO",
     b"\x04\x05\x04PING",
     b"\x04\x40\x04PING" + bytes(2) + b"c" * 57,
     b"\x04\x0a\x09SUBSCRIBE",
     b"\x04\x06\x05ERROR",
     b"\x04\x06\x05READY",
-    # Messages in more parts than one: two, two thousand, and one that never ends.
+    # Messages of two parts, of two thousand parts, and without a last part.
     b"\x01\x01a\x00\x01b",
     b"\x01\x01a" * 2000 + b"\x00\x01b",
     b"\x01\x01a" * 2000,
 )
-"""What may follow a handshake."""
+"""Bytes that may follow a handshake."""
 
 
 def shake_hands(connection: socket.socket, minor: int = 1) -> None:
-    """Do the handshake of ZMTP 3 without keys: what follows is read as messages."""
+    """Do the handshake of ZMTP 3 without keys; later bytes are read as messages."""
     connection.settimeout(10.0)
     connection.sendall(handshakes()[f"ZMTP 3.{minor}"].removesuffix(b"\x00\x03abc"))
     answer = b""
     while b"READY" not in answer:
         read = connection.recv(4096)
-        assert read, "it does not finish the handshake"
+        assert read, "the service does not finish the handshake"
         answer += read

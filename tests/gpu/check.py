@@ -23,7 +23,7 @@ SITE = REPOSITORY / "build" / "gpu-site"
 LIMIT_SECONDS = 470.0
 
 NEEDED = ("torch", "triton", "numpy")
-"""Packages that the machine has; the wheels have all others."""
+"""Packages that the machine has; all other packages come from the wheels."""
 
 KERNELS = ("tests/execution/backends/cuda", "--ignore=tests/execution/backends/cuda/test_compile.py")
 MODELS = ("tests/exact/test_against_transformers.py", "tests/exact/test_speculation.py")
@@ -31,7 +31,7 @@ MODELS = ("tests/exact/test_against_transformers.py", "tests/exact/test_speculat
 
 @dataclass(frozen=True)
 class Part:
-    """A command, and what it shows."""
+    """A command, and what its success shows."""
 
     name: str
     command: tuple[str, ...]

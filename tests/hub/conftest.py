@@ -18,7 +18,7 @@ NOT_LOADED = (
     "pytorch_model.bin", "onnx/model.onnx", "original/consolidated.00.pth", "consolidated.safetensors",
     "README.md", "LICENSE.txt",
 )  # fmt: skip
-"""Files of repositories that no model is loaded from."""
+"""Files of repositories that loading a model does not need."""
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def hub(llama: dict[str, bytes], gguf: bytes) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a process that uses the small hub and a cache of its own."""
+    """Return the environment of a process that uses the small hub and an empty cache."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("HF_", "STREAMSERVE"))
     }
@@ -77,7 +77,7 @@ def models(environment: dict[str, str]) -> Run:
     """Return a function that runs `streamserve models` with arguments, and variables as keywords."""
 
     def run(*arguments: str, input: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-        # What lists or shows a model imports torch.
+        # Commands that list or show a model import torch.
         kind: command_server.Kind = "torch" if arguments[0] in ("list", "show") else "commands"
         return command_server.run(["models", *arguments], input=input, env=environment | variables, kind=kind)
 

@@ -17,8 +17,8 @@ FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 @dataclass
 class Repository:
-    """Files by path, by revision. With a `token` only requests that carry it may read them; `gated` says why
-    others may not."""
+    """A repository: files by path, by revision. With a `token`, only requests that carry it may read the
+    files; `gated` says why others may not."""
 
     revisions: dict[str, dict[str, bytes]]
     token: str | None = None
@@ -46,9 +46,9 @@ class Request:
 
 @dataclass
 class FakeHub:
-    """A hub that serves `repositories`. The first transfer of a file in `breaks` ends after so many bytes; a
-    transfer of a file in `stalls` waits there until `release` is set. `sizes` are claimed in place of a
-    file's own."""
+    """A hub that serves `repositories`. The first transfer of a file in `breaks` ends after that number of
+    bytes. A transfer of a file in `stalls` waits there until `release` is set. `sizes` are reported in place
+    of the files' true sizes."""
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     breaks: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The files of a repository that are loaded."""
+"""Loading a repository downloads the right files."""
 
 import pytest
 

@@ -17,7 +17,7 @@ def lines(text: str) -> list[str]:
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the one line of an error."""
+    """Return the single line of an error."""
     assert done.returncode == 2, done
     (line,) = [line for line in lines(done.stderr) if line.startswith("streamserve:")]
     assert "Traceback" not in done.stderr

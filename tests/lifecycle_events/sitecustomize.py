@@ -1,12 +1,12 @@
-"""Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of tests that lose some
-at a lifecycle event.
+"""Python runs this module when it starts, if its folder is in PYTHONPATH: in the workers of tests that lose
+workers at a lifecycle event.
 
 The file `round` in the folder TEST_EVENT_FOLDER has the number of a round, a count and the name of the event.
-The first worker that reaches it that many times in the round writes the file `reached`, with its name, and
-blocks until the test has written the file `resume`. No worker blocks while `resume` exists.
+The first worker that reaches the event for the count-th time in the round writes the file `reached`, with its
+name, and blocks until the test has written the file `resume`. No worker blocks while `resume` exists.
 
-With TEST_LATE_WRITES a worker does not end by itself when its lease is over, and its link is slow: nothing of
-a push is sent in a round before a prefill worker has reached the event, and by that one nothing before
+With TEST_LATE_WRITES a worker does not end when its lease is over, and its link is slow: no worker sends
+parts of a push in a round before a prefill worker has reached the event, and that worker sends none before
 `resume`. Decode workers, which write answers back, do not block."""
 
 import os
@@ -24,7 +24,7 @@ if folder:
     sends: list[Any] = []
 
     def on_event(self: observer.NoObserver, name: observer.LifecycleEvent, request: str = "") -> None:
-        """Block if this is the event."""
+        """Block if the test waits for this event."""
         if resume.exists():
             return
         if late:
@@ -41,7 +41,7 @@ if folder:
             time.sleep(0.002)
 
     def claim() -> bool:
-        """Write the file `reached`, at once with its text; return False if another worker did."""
+        """Write the file `reached` atomically; return False if another worker has written it."""
         part = reached.with_suffix(f".{os.getpid()}")
         part.write_text(worker(), encoding="utf-8")
         try:
@@ -57,7 +57,7 @@ if folder:
         return sys.argv[-1].partition("/")[0]
 
     def slow_down() -> None:
-        """Make the link of this worker slow, from its first event on."""
+        """Make this worker's link slow, from its first event on."""
         from streamserve.transfer.network import NetworkTransport
 
         if not sends:
@@ -65,7 +65,7 @@ if folder:
             NetworkTransport._send = slow_send  # type: ignore[method-assign]
 
     def slow_send(transport: Any, pushes: list[Any], *rest: Any) -> float:
-        """Send what may be sent."""
+        """Send the writes that are permitted at this time."""
         if resume.exists() or (reached.exists() and reached.read_text() != worker()):
             wire_free: float = sends[0](transport, pushes, *rest)
             return wire_free

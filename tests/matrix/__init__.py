@@ -1,1 +1,1 @@
-"""Every architecture in every format, in every way of serving: it works, or is refused by name."""
+"""Every architecture in every format and way of serving works, or is refused by name."""

@@ -1,4 +1,4 @@
-"""The matrix of checkpoints: architectures, formats of weights, and how a cell's model is written."""
+"""The matrix of checkpoints: architectures, weight formats, and how a cell's model is written."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.execution.storing import CASES, write
 from tests.ggufs import write_gguf
 
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "pad_token_id": None}
-"""Multiples of 256, the numbers in a block of K-quants."""
+"""Sizes that are multiples of 256, the numbers in a block of K-quants."""
 
 MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 HEADS: dict[str, Any] = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 48}
@@ -51,14 +51,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Written:
-    """A checkpoint, and the settings that it is served with."""
+    """A checkpoint, and the settings that serve it."""
 
     path: Path
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 Write = Callable[[Path, Path], Written]
-"""Writes the checkpoint of a folder in another format, below the second folder."""
+"""A function that writes the checkpoint of the first folder in another format, below the second folder."""
 
 
 def _as_it_is(**settings: Any) -> Write:
@@ -82,7 +82,7 @@ def _gguf(kind: str) -> Write:
 
 
 def _gguf_k_m(source: Path, target: Path) -> Written:
-    """Write the mixture that llama.cpp calls Q4_K_M: values, outputs and the head in more bits."""
+    """Write the mixture that llama.cpp calls Q4_K_M, which has more bits for values, outputs and the head."""
 
     def kind(name: str) -> str:
         return "Q6_K" if any(part in name for part in ("v_proj", "down_proj", "lm_head", "w2")) else "Q4_K"
@@ -114,7 +114,7 @@ def _stacked(folder: Path) -> bool:
 
 
 ROUTERS = r".*(mlp\.gate|block_sparse_moe\.gate|shared_expert_gate|router)$"
-"""Modules that checkpoints leave in 16 bits."""
+"""Modules that quantized checkpoints leave in 16 bits."""
 
 _GROUPS = {"num_bits": 4, "group_size": 32, "strategy": "group"}
 
@@ -160,17 +160,19 @@ def write_cell(folder: Path, architecture: str, format: str) -> Written:
 
 
 def _changes_the_stream_late(name: str) -> bool:
-    """Whether a tensor is a matrix out of attention or MLP, or an expert, of a layer after the first."""
+    """Return whether a tensor is an expert, or a matrix that ends attention or the MLP, of a layer after the
+    first."""
     out = ("o_proj.weight", "down_proj.weight", "down_proj", "w2.weight", "post_feedforward_layernorm.weight")
     return name.startswith("model.layers.") and not name.startswith("model.layers.0.") and name.endswith(out)
 
 
 REFUSED = {("gpt_oss", format): "is not supported with this architecture" for format in CHECKPOINT_FORMATS}
-"""Cells that are not served, and the words of the refusal."""
+"""Cells that cannot be served, and the message of the refusal."""
 
 
 def diagonal() -> list[tuple[str, str]]:
-    """Return cells that have every architecture and every format once or twice, as far as they are served."""
+    """Return cells in which every architecture and every format occurs once or twice, as far as they can be
+    served."""
     architectures, formats = list(ARCHITECTURES), list(FORMATS)
     count = max(len(architectures), len(formats))
     cells = [(architectures[i % len(architectures)], formats[i % len(formats)]) for i in range(count)]

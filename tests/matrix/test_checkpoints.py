@@ -1,5 +1,6 @@
-"""Each architecture in each format: plain, with speculation, with prompts that arrive in parts, and with LoRA
-adapters. A seed has one text in all of them, or the model is refused by name when it is loaded."""
+"""Each architecture in each format works plain, with speculation, with prompts that arrive in parts, and with
+LoRA adapters. The text of a seed is the same in all of them, or the model is refused by name when it is
+loaded."""
 
 import random
 import shutil
@@ -47,7 +48,7 @@ def make_engine(written: Written, draft: str, policy: str) -> Engine:
 
 
 def texts(engine: Engine, requests: list[Submit], together: bool) -> Collected:
-    """Serve requests one after another or at once."""
+    """Return the texts of requests that are served one after another, or at once."""
     collected = Collected()
     for request in requests:
         collected.take(engine.handle(request))
@@ -59,7 +60,7 @@ def texts(engine: Engine, requests: list[Submit], together: bool) -> Collected:
 
 
 def requests_of(rng: random.Random, count: int) -> list[Submit]:
-    """Greedy and sampled requests whose prompts repeat themselves."""
+    """Return greedy and sampled requests whose prompts repeat themselves."""
     out = []
     for number in range(count):
         prompt = ([rng.randrange(4, 300) for _ in range(rng.randint(1, 9))] * 40)[: rng.randint(1, 70)]
@@ -70,7 +71,7 @@ def requests_of(rng: random.Random, count: int) -> list[Submit]:
 
 @pytest.fixture(autouse=True)
 def _few_files(tmp_path: Path) -> Any:
-    """A full run has hundreds of cells: their files are not kept."""
+    """Remove the files of each cell: a full run has hundreds of cells."""
     yield
     shutil.rmtree(tmp_path)
 
@@ -153,7 +154,7 @@ def adapted(
     assert scores(speculating, mixed, together=True) == expected
     of_base = [scored for name, scored in expected.items() if name.endswith(" ")]
     assert [[token for token, _ in scored] for scored in of_base] == list(base.tokens.values())
-    if not architecture.startswith("gemma"):  # a random one repeats a token with probability 1
+    if not architecture.startswith("gemma"):  # a random prompt repeats a token with probability 1
         assert len(set(map(tuple, expected.values()))) == len(mixed)
 
 

@@ -1,4 +1,5 @@
-"""Each architecture and each format as users serve them: the text of `LLM` is that of a pair over HTTP."""
+"""Each architecture and each format works as users serve it: the text of `LLM` equals the text of a pair over
+HTTP."""
 
 import re
 from collections.abc import Callable

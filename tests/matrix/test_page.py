@@ -1,11 +1,11 @@
-"""The guide's table of architectures and formats is the one that the matrix declares and tests."""
+"""The guide's table of architectures and formats is the table that the matrix declares and tests."""
 
 from tests.matrix.cells import ARCHITECTURES, FORMATS
 from tests.matrix.page import PAGE, rendered, table
 
 
 def test_the_page_has_the_declared_table() -> None:
-    assert PAGE.read_text(encoding="utf-8") == rendered(), "write it by python -m tests.matrix.page"
+    assert PAGE.read_text(encoding="utf-8") == rendered(), "write the table by python -m tests.matrix.page"
 
 
 def test_the_table_has_every_format_and_what_is_refused() -> None:

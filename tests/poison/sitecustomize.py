@@ -1,4 +1,5 @@
-"""Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of test_containment.py.
+"""Python runs this module when it starts, if its folder is in PYTHONPATH: in the workers of
+test_containment.py.
 
 TEST_FAULT is "KIND PHASE [co-batched]": poison requests, whose ids begin with "poison" or which have the seed
 1313, end every worker that reaches this phase of a step with them; with `co-batched` only in a batch with
@@ -26,7 +27,7 @@ if fault:
         return sequence.request.startswith("poison") or sequence.params.seed == 1313
 
     def inject() -> None:
-        """Execute the fault."""
+        """Execute the fault that the test asks for."""
         if kind == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         elif kind == "exit":
@@ -42,7 +43,7 @@ if fault:
             time.sleep(seconds)
 
     def phases(members: Sequence[EngineSequence], phase: StepPhase, plan: StepPlan | None) -> set[str]:
-        """Return the phases of the poison requests among the members."""
+        """Return the phases in which the members of a batch have poison requests."""
         if co_batched and all(is_poison(sequence) for sequence in members):
             return set()
         spans = {span.sequence: span for span in plan.spans} if plan and phase != "commit" else {}
@@ -86,7 +87,7 @@ if fault:
         waits = 0
 
         def failing_wait(self: Fetch) -> None:
-            """Fail as torch does after an error of the device."""
+            """Raise the error that torch raises after an error of the device."""
             global waits
             waits += 1
             done = Path(os.environ["TEST_FAULT_DONE"])

@@ -1,4 +1,4 @@
-"""Addresses and key files of draft services."""
+"""Addresses and key files of draft services are parsed and checked."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Errors name their field: our checks by an attribute, those of msgspec by the one parser of its texts."""
+"""Errors name their field: errors of this package in an attribute, errors of msgspec through the single
+parser of its messages."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""Grammars are bounded before the library that would overflow on them sees them."""
+"""Limits on grammars are checked before the library that would overflow reads them."""
 
 import json
 import subprocess
@@ -130,7 +130,8 @@ for grammar in (lark, Grammar(kind="json", text=json.dumps(schema))):
 @pytest.mark.parametrize(("links", "signs"), [(490, 0), (60, 7), (30, 15)])
 @pytest.mark.parametrize("name", ["r", "R"])
 def test_the_deepest_that_is_taken_does_not_overflow(links: int, signs: int, name: str) -> None:
-    """In a process of its own, as an overflow ends it."""
+    """The deepest accepted grammar does not overflow. The test uses a separate process, since an overflow
+    would end it."""
     code = DEEPEST.format(links=links, signs=signs, name=name)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]

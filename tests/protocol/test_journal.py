@@ -1,4 +1,4 @@
-"""The journal of a worker: what its server can read of it, however the worker ended."""
+"""The server can read a worker's journal however the worker ended."""
 
 import mmap
 import time
@@ -52,7 +52,8 @@ def test_every_phase_of_a_step_has_a_number() -> None:
 
 @given(st.lists(st.integers(-5, 1 << 40), max_size=40), st.data())
 def test_a_torn_entry_leaves_the_one_before(attempts: list[int], data: st.DataObject) -> None:
-    """The worker died after so many bytes of an entry."""
+    """An incomplete entry leaves the entry before it readable: the worker died after writing a part of an
+    entry."""
     memory, whole = mmap.mmap(-1, JOURNAL_BYTES), mmap.mmap(-1, JOURNAL_BYTES)
     for journal in (memory, whole):
         writer = JournalWriter(journal)

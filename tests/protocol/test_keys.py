@@ -1,4 +1,4 @@
-"""Keys are kept as digests, and a digest opens nothing."""
+"""Keys are stored as digests, and a digest cannot be used as a key."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Messages survive the wire, and nothing else is taken for one."""
+"""Messages are unchanged by encoding and decoding, and other bytes are refused."""
 
 import msgspec
 import pytest
@@ -63,7 +63,8 @@ def test_what_is_no_message_from_a_worker_is_an_error(data: bytes) -> None:
 
 
 def test_an_attempt_number_that_a_journal_cannot_hold_is_no_message() -> None:
-    """A forged one ended the worker that noted it."""
+    """An attempt number that a journal cannot hold is refused. A forged one once ended the worker that
+    recorded it."""
     largest, beyond = (
         Submit("r", [1], PARAMS, attempt=number, outputs={0: []}, arrival=1.5)
         for number in (2**63 - 1, 2**63)

@@ -1,4 +1,4 @@
-"""Sampling parameters are checked once, and what is wrong is named."""
+"""Sampling parameters are checked once, and errors name the wrong parameter."""
 
 import math
 

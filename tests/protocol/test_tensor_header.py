@@ -1,4 +1,5 @@
-"""Headers of safetensors files that contradict themselves or the file are refused before anything is read."""
+"""Headers of safetensors files that contradict themselves or the file are refused before any tensor is
+read."""
 
 import copy
 import json
@@ -116,7 +117,7 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
 
 @st.composite
 def changed_headers(draw: Callable[..., Any]) -> Any:
-    """A header in which one to three values are others, or absent."""
+    """Return a header in which one to three values are changed or removed."""
     header: Any = copy.deepcopy(good())
     for _ in range(draw(st.integers(1, 3))):
         entry = header[draw(st.sampled_from(["a", "b"]))]

@@ -13,7 +13,7 @@ IDLE = WorkerLoad("w", max_num_seqs=10, blocks_total=100, costs=COSTS)
 
 
 def queue(*prompts: int) -> dict[str, Any]:
-    """The load of a worker with prompts of so many tokens to compute."""
+    """Return the load of a worker with prompts of these numbers of tokens to compute."""
     long = tuple(tokens for tokens in prompts if tokens > STEP_TOKENS)
     return {"queued": len(prompts), "queued_tokens": sum(prompts), "long_prompts": long}
 

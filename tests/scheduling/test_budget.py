@@ -1,4 +1,5 @@
-"""A step's budget: each request's first token, then whole trees, then longer chunks, never too much."""
+"""A step's budget goes first to each request's first token, then to whole trees, then to longer chunks, and
+is never exceeded."""
 
 from hypothesis import given
 from hypothesis import strategies as st

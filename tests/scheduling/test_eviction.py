@@ -1,4 +1,5 @@
-"""Recompute or swap: by what each costs, and by the share of KV that is expected to survive."""
+"""Evicted KV is recomputed or swapped, by the cost of each, and by the share of KV that is expected to
+survive."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,8 @@ def test_cost_takes_the_cheaper_of_the_two() -> None:
 
 
 def test_kv_that_an_edit_will_invalidate_is_copied_out_for_nothing() -> None:
-    """Appended prompts tend to swapping, replaced ones to recomputing."""
+    """KV that an edit will invalidate is copied in vain: appended prompts tend to swapping, replaced prompts
+    to recomputing."""
     cheap = CostModel(COSTS.step, SwapCost(Line(0.0, 5e-4), Line(0.0, 5e-4)))
     assert decide("cost", cheap, CHUNK, 640, 16, 1.0, free_host_blocks=100).swap
     assert not decide("cost", cheap, CHUNK, 640, 16, 0.1, free_host_blocks=100).swap

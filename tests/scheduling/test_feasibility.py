@@ -1,4 +1,4 @@
-"""Forecasts of the best case, and refusals of infeasible targets."""
+"""Forecasts assume the best case, and infeasible targets are refused."""
 
 from dataclasses import replace
 

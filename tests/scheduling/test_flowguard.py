@@ -1,4 +1,4 @@
-"""FlowGuard's arithmetic, and which candidates are skipped."""
+"""FlowGuard's score follows its formula, and certain candidates are skipped."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from streamserve.scheduling.routing import STEP_TOKENS, Arrival, RouteCandidate,
 from tests.scheduling.candidates import IDLE, candidate, candidate_lists, queue
 
 PAPER = (0.4, 0.1, 0.3, 0.2)
-"""The paper's weights."""
+"""The published weights."""
 
 
 def test_the_score_is_the_papers_with_the_delay_for_q() -> None:
@@ -30,10 +30,11 @@ def test_the_score_is_the_papers_with_the_delay_for_q() -> None:
 @pytest.mark.parametrize(
     ("prompt", "cached", "pending", "tokens"),
     [
-        (1000, 0, 0, 1000 + 60 + 800 + 1000),  # before one of 2000 tokens, which it delays by its own
-        (1000, 900, 0, 100 + 60 + 512 + 512),  # steps are shared, not interrupted
-        (4000, 0, 0, 4000 + 60 + 800 + 2000),  # after all
-        (1000, 900, 100, 100 + 60 + 800 + 2000),  # one of them computes the end of its prefix
+        # The prompt is served before one of 2000 tokens, and delays it by its own tokens.
+        (1000, 0, 0, 1000 + 60 + 800 + 1000),
+        (1000, 900, 0, 100 + 60 + 512 + 512),  # It shares steps and does not interrupt others.
+        (4000, 0, 0, 4000 + 60 + 800 + 2000),  # It is served after all others.
+        (1000, 900, 100, 100 + 60 + 800 + 2000),  # One of the workers computes the end of its prefix.
     ],
 )
 def test_the_shorter_of_two_prompts_delays_the_other(
@@ -65,7 +66,7 @@ def test_the_cached_prefix_wins_while_it_saves_more_than_it_waits() -> None:
     assert FlowGuard()(Arrival(1000), [candidate(), cached(800)], 0).chosen == 1
     assert FlowGuard()(Arrival(1000), [candidate(), cached(800, 800, 800)], 0).chosen == 0
     pending = replace(cached(800, 800), pending=900)
-    assert FlowGuard()(Arrival(1000), [candidate(), pending], 0).chosen == 0, "it is not yet computed"
+    assert FlowGuard()(Arrival(1000), [candidate(), pending], 0).chosen == 0, "the prefix is not yet computed"
 
 
 def test_overloaded_candidates_are_skipped() -> None:
@@ -77,7 +78,7 @@ def test_overloaded_candidates_are_skipped() -> None:
 def test_a_silent_candidate_is_skipped_even_when_all_others_are_overloaded() -> None:
     silent, full = candidate(silence=9.0), candidate(queued=9)
     assert FlowGuard()(Arrival(100), [silent, full], 0).chosen == 1
-    assert FlowGuard()(Arrival(100), [silent, silent], 1).chosen == 1, "better a silent one than none"
+    assert FlowGuard()(Arrival(100), [silent, silent], 1).chosen == 1, "a silent worker is better than none"
 
 
 def test_where_all_are_overloaded_the_shortest_delay_wins() -> None:

@@ -1,4 +1,4 @@
-"""The default order: by latency target, then by arrival."""
+"""The default order sorts by latency target, then by arrival."""
 
 from streamserve.scheduling.ordering import MAX_WAIT, SLO, WAIT_PER_WORK, rank
 from streamserve.scheduling.request import RequestView
@@ -27,7 +27,7 @@ def test_streamed_prompts_with_deadlines_and_time_to_spare_are_served_in_the_sam
         RequestView(0.0, completed_at=5.5, prefill_seconds=0.01, deadline=7.5),
     )
     assert rank(SLO, [much, little], 5.6) == [1, 0]
-    assert rank(SLO, [much, little], 6.1) == [0, 1], "with ten times its work left, its deadline counts"
+    assert rank(SLO, [much, little], 6.1) == [0, 1], "the deadline counts once ten times its work is left"
 
 
 def test_slo_puts_those_with_targets_first_by_deadline() -> None:
@@ -43,7 +43,8 @@ def test_slo_does_not_pursue_missed_targets_and_starves_no_request() -> None:
 
 
 def test_slo_puts_requests_with_a_tpot_target_first() -> None:
-    """Even while preempted, when its clock runs on."""
+    """The order `slo` puts requests with a TPOT target first, even while they are preempted, as their clock
+    keeps running."""
     preempted = RequestView(3.0, requirement=LatencyRequirement(0.1, 1.0, 3))
     assert rank(SLO, [RequestView(1.0, deadline=3.2), RequestView(0.0, decoding=True), preempted], 3.1) == [
         2,

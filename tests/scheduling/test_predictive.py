@@ -1,4 +1,4 @@
-"""Predictive routing: targets missed and completion times, by each worker's costs."""
+"""Predictive routing minimizes missed targets and completion times, by each worker's step costs."""
 
 from collections import Counter
 
@@ -30,7 +30,8 @@ def test_the_predictive_router_predicts_the_halves_of_uneven_pools_separately() 
 
 
 def test_the_predictive_router_misses_the_fewest_targets() -> None:
-    """The first candidate has the prompt cached but many requests decode there; the second computes it."""
+    """The predictive router misses the fewest targets. The first candidate has the prompt cached, but many
+    requests decode there; the second has to compute it."""
     busy = candidate(cached=500, decode=replace(IDLE, decoding=40, max_num_seqs=64))
     free = candidate(decode=replace(IDLE, decoding=0))
     router = Predictive(output=10)
@@ -54,9 +55,9 @@ def test_the_predictive_router_counts_queued_tokens_and_free_capacity() -> None:
 def test_the_predictive_router_counts_computed_and_late_prompts() -> None:
     router = Predictive()
     waiting = [candidate(timely_tokens=1000), candidate(timely_tokens=1100, busy=0.9)]
-    assert router(Arrival(100), waiting, 0).chosen == 1, "most of it is computed by now"
+    assert router(Arrival(100), waiting, 0).chosen == 1, "most of the prompt is computed by now"
     waiting = [candidate(timely_tokens=1000), candidate(timely_tokens=5000, timely_for=0.5)]
-    assert router(Arrival(100), waiting, 0).chosen == 1, "half a second from now they are late"
+    assert router(Arrival(100), waiting, 0).chosen == 1, "half a second from now the requests are late"
     late = [candidate(queued_tokens=1000, timely_tokens=1000), candidate(queued_tokens=5000)]
     assert router(Arrival(100, ttft=0.5), late, 0).chosen == 1, "no request there can still be in time"
 

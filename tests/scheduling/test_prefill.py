@@ -1,4 +1,4 @@
-"""Prompt chunks of a step: what is due, and what pays beyond it."""
+"""A step computes the prompt tokens that are due, and further ones while they pay."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,8 @@ from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 
 
 def seconds(query_tokens: int) -> float:
-    """Return the cost on a machine that computes 16 query tokens in the time it takes to read the weights."""
+    """Return the step costs of a machine that computes 16 query tokens in the time that reading the weights
+    takes."""
     return 0.01 * max(1.0, query_tokens / 16)
 
 
@@ -59,7 +60,7 @@ def test_chunks_fit_the_budget_include_what_is_due_and_make_progress(
 
 
 def test_due_tokens_alone_meet_the_deadline() -> None:
-    """Step by step, with nothing but the due tokens, and in more than the fewest steps."""
+    """Due tokens alone meet the deadline, step by step, even in more than the minimum number of steps."""
     remaining, time, steps = 400, 0.0, 0
     while remaining:
         (due,) = due_tokens([prompt(remaining, 400, time, 2.0 - time)], decode_batch(NO_REQUIREMENT))
@@ -77,7 +78,8 @@ def test_an_earlier_deadline_gets_more_tokens() -> None:
 
 
 def test_infeasible_deadlines_are_not_pursued() -> None:
-    """2000 tokens take 1.25 s at least; 100 tokens in 0.08 s are eight steps of 13, after the margin."""
+    """Infeasible deadlines are not pursued: 2000 tokens take 1.25 s at least; 100 tokens in 0.08 s are eight
+    steps of 13, after the margin."""
     infeasible, urgent = prompt(2000, 2000, 0.0, 0.5), prompt(100, 100, 0.0, 0.08 + MARGIN * 0.01)
     due = due_tokens([infeasible, urgent], decode_batch())
     assert due[1] == 13
@@ -134,7 +136,8 @@ def test_a_fixed_share_is_taken_in_order_whatever_it_is_worth() -> None:
 
 
 def test_with_a_streamed_prompt_all_are_computed_in_order_as_fast_as_targets_allow() -> None:
-    """With eight decoding sequences a long prompt would be delayed, and a short one would overtake it."""
+    """With a streamed prompt, all prompts are computed in order as fast as targets allow. Without one, with
+    eight decoding sequences, a long prompt would be delayed and overtaken by a short one."""
     long, short = prompt(900, 900, running=True), prompt(100, 100, running=True)
     decoding = decode_batch(*[NO_REQUIREMENT] * 8, budget=256)
     untargeted = chunks([long, short], decoding, 16.0)
@@ -149,7 +152,8 @@ def test_with_a_streamed_prompt_all_are_computed_in_order_as_fast_as_targets_all
 
 
 def test_a_prompt_is_computed_where_a_step_without_query_tokens_takes_no_time() -> None:
-    """Measured curves have cost 0 without tokens. A share of 0 does not delay the first prompt either."""
+    """A prompt is computed even if a step without query tokens takes no time: measured curves have cost 0
+    without tokens. A share of 0 does not delay the first prompt either."""
     batch = DecodeBatch((), lambda query_tokens: 0.01 if query_tokens else 0.0, 512, 512)
     (only,) = chunks([prompt(100, 100, 0.0, None)], batch, 64.0, share=0.0)
     assert only.tokens > 0
@@ -187,7 +191,8 @@ def _priority(view: RequestView) -> int:
 
 
 def test_a_prompt_that_outranks_all_that_decodes_gets_all_that_targets_allow() -> None:
-    """By value alone it would get nothing: its output is short, and many decode."""
+    """A prompt that outranks all decoding sequences gets as many tokens as their targets allow. By value
+    alone it would get none: its output is short, and many sequences decode."""
     outranking = replace(prompt(1500, 1500, running=True), priority=-1)
     free = [NO_REQUIREMENT] * 16
     assert chunks([outranking], DecodeBatch(free, seconds, 512, 512), 1.0)[0].tokens < 10

@@ -1,4 +1,4 @@
-"""SLO admission: as many requests as can meet their targets together, against brute force."""
+"""SLO admission admits as many requests as can meet their targets together, compared with brute force."""
 
 from collections import Counter
 from itertools import combinations_with_replacement
@@ -56,7 +56,7 @@ def test_targets_are_sustainable_when_some_depths_meet_them_all(
         )
         return all(t * discounted_tokens(acceptance, depths[t]) >= seconds for t in strict)
 
-    # A looser target never requires more draft tokens, so these are all the choices to consider.
+    # A looser target never requires more draft tokens, so no other choices need to be considered.
     choices = combinations_with_replacement(range(depth + 1), len(strict))
     possible = any(
         all_met(dict(zip(strict, sorted(admitted, reverse=True), strict=True))) for admitted in choices
@@ -86,7 +86,8 @@ def test_one_request_is_always_admitted_and_aged_in_ones_are(tpots, decoding_tpo
 
 
 def test_where_not_all_fit_those_with_the_least_work_are_admitted() -> None:
-    """Five query tokens fit into the target, three of them are taken."""
+    """If not all requests fit, those with the least work are admitted: five query tokens fit into the target,
+    and three are used."""
     averages = means(lambda query_tokens: 0.2 * query_tokens, depth=0)
     prompts = [prompt(1.0, 50), prompt(1.0, 10), prompt(inf, 1), prompt(1.0, 20), prompt(1.0, 30)]
     assert admit(prompts, [decoding(1.0)] * 3, 0.0, averages) == [False, True, False, True, False]
@@ -107,7 +108,8 @@ def test_priority_comes_before_targets() -> None:
 
 
 def test_prompts_with_a_deadline_take_their_rate_of_the_step_until_it_is_missed() -> None:
-    """Steps of a second for ten query tokens: eight decoding sequences leave two tokens a second."""
+    """Prompts with a deadline take their share of the step until the deadline is missed. A step of a second
+    computes ten query tokens; eight decoding sequences leave two tokens a second."""
     averages = means(lambda query_tokens: 0.1 * query_tokens, depth=0)
     present = [decoding(1.0)] * 7
     urgent, lax = prompt(1.0, 40, deadline=110.0), prompt(1.0, 40, deadline=140.0)

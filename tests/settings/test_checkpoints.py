@@ -1,4 +1,4 @@
-"""Folders whose files would keep a start waiting are refused at once."""
+"""Folders with files that would block a start are refused at once."""
 
 import os
 from pathlib import Path

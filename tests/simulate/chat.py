@@ -12,7 +12,8 @@ FIRST = Open("first", [number % 90 for number in range(100)], SamplingParams(see
 
 
 def assert_both_answered(simulation: Simulation, second: Open) -> None:
-    """Run both requests one after the other and check their texts, and that nothing is leaked."""
+    """Run both requests one after the other; assert that their texts are right, and that nothing is
+    leaked."""
     simulation.at(1.5, FIRST)
     simulation.at(5.0, second)
     received = texts(simulation.run())

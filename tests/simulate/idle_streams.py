@@ -1,5 +1,5 @@
-"""Engines in virtual time in which prompt streams lie idle: all other requests are served, in a bounded
-number of steps.
+"""Engines in virtual time with idle prompt streams: all other requests are served, in a bounded number of
+steps.
 
 A trial draws the engine's limits, its order, eviction and drafter; opens streams that are edited a few times
 and then left alone; and submits requests of all priorities, some of which are aborted.
@@ -51,7 +51,7 @@ class Pending:
 
 def trial(seed: int) -> Counter[str]:
     """Run one engine until all requests have ended and no stream has tokens left to compute. Raises
-    AssertionError for a wrong text, and if it takes more steps than `_most_steps`."""
+    AssertionError for a wrong text, and for more steps than `_most_steps` allows."""
     rng = random.Random(seed)
     engine = _engine(rng)
     collected, count = Collected(), Counter[str](requests=REQUESTS)
@@ -134,8 +134,9 @@ def _submit(rng: random.Random, engine: Engine) -> dict[str, Pending]:
 
 
 def _most_steps(engine: Engine, streams: list[IdleStream], pending: dict[str, Pending]) -> int:
-    """Return the most steps that the trial may take. A step computes at least one token, and a token may be
-    computed again after an eviction: four steps for each token of a request, a stream or an edit."""
+    """Return the maximum number of steps of the trial. A step computes at least one token, and a token may be
+    recomputed after an eviction, so four steps are allowed for each token of a request, a stream or an
+    edit."""
     tokens = sum(request.tokens for request in pending.values())
     edits = sum(1 + stream.edits for stream in streams) * MAX_MODEL_LEN
     return 4 * (tokens + edits)

@@ -1,4 +1,4 @@
-"""Requests on a simulated pair that speculates, swaps and takes edits, and the check of their texts."""
+"""Requests on a simulated pair with speculation, swapping and edits, and the check of their texts."""
 
 import random
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def submit_requests(simulation: Simulation, seed: int) -> ExpectedTexts:
 
 
 def check(simulation: Simulation, expected_texts: ExpectedTexts) -> float:
-    """Check that each request has its text and nothing is leaked; returns when the last token came."""
+    """Assert that each request has its text and nothing is leaked; return the time of the last token."""
     received = simulation.run()
     assert texts(received)[0] == expected_texts
     assert not simulation.fleet.requests

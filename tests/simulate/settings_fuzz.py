@@ -2,8 +2,8 @@
 row of the combination matrix.
 
 Every field of EngineConfig and FleetConfig is drawn; one without a generator here fails the test that looks
-for it. The drafter has its own KV, the target's, or none, or is a draft service, or there is none. Workers
-die, and requests are cancelled.
+for it. There is no drafter, a drafter without KV, with its own KV or on the target's KV, or a draft service.
+Workers die, and requests are cancelled.
 """
 
 import random
@@ -38,7 +38,7 @@ MAX_MODEL_LEN = 96
 MAX_VIRTUAL_SECONDS = 2000.0
 """Virtual seconds after which an unfinished request counts as hung."""
 FIRST_LOOK = 20.0
-"""Virtual seconds after which all clients have sent what they will send, unless they still wait."""
+"""Virtual seconds after which all clients have sent everything, except clients that still wait."""
 POLICIES = (*NAMES, "fixed:1", "fixed:8", "fixed-tree:2x3", "fixed-tree:4x2")
 ROUTERS = (
     "flowguard", "flowguard-as-published", "predictive", "round-robin", "random", "least-loaded",
@@ -106,10 +106,12 @@ OTHER_FIELDS: dict[str, Draw] = {
     "targets": lambda rng: 0.67,
     "cancelling": lambda rng: 0.15,
 }
-"""What a trial has besides: `streaming` is the share of prompt streams, of which `early` are answered early,
-`appending` the share of their edits that only append, `targets` that of requests with latency targets."""
+"""Further properties of a trial: `streaming` is the share of prompt streams, of which `early` are answered
+early; `appending` is the share of their edits that only append; `targets` is the share of requests with
+latency targets."""
 IDLE_FIELDS: dict[str, Draw] = {"idle": lambda rng: rng.choice((0, 4, 24))}
-"""The number of prompt streams that lie idle, apart so that what else a seed means stays the same."""
+"""The number of idle prompt streams. It is drawn separately, so that the other draws of a seed stay the
+same."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +141,18 @@ class TrialCounts:
     withdrawn: int = 0
     choices: int = 0
     adapted: int = 0
-    """Tokens of requests with a LoRA adapter."""
+    """Number of tokens of requests with a LoRA adapter."""
     served_trees: int = 0
     read_ahead: int = 0
     shared_trees: int = 0
-    """Trees of draft services, tokens that they read before a tree was requested, and trees of the service
-    that gave the fewest where there are two."""
+    """Number of trees from draft services, of tokens that services read before a tree was requested, and with
+    two services, of trees from the service that sent fewer."""
 
 
 def trial(seed: int, fixed: Mapping[str, Any] | None = None) -> TrialCounts:
-    """Run one simulated server to its end, with what is `fixed` (by the names of the tables here) and all
-    else drawn. Raises AssertionError where a text is wrong, a request does not end, or something is leaked,
-    and any exception of an engine."""
+    """Run one simulated server to its end. The properties in `fixed` (by the names of the tables here) are
+    given, and all others are drawn. Raises AssertionError if a text is wrong, a request does not end, or
+    something is leaked; and any exception of an engine."""
     rng = random.Random(seed)
     idle = random.Random(f"idle {seed}")
     drawn = {name: draw(idle) for name, draw in IDLE_FIELDS.items()} | dict(fixed or {})
@@ -198,7 +200,7 @@ def _server(
 def _drafter(
     drawn: Mapping[str, Any], seed: int, services: list[ServiceDrafter]
 ) -> Callable[[CostExecutor], Drafter] | None:
-    """Return no drafter, one without KV, one on the target's KV, one with its own KV, or clients of draft
+    """Return no drafter, or a drafter without KV, on the target's KV or with its own KV, or a client of draft
     services, which are added to `services`."""
     accuracy, late = drawn["accuracy"], drawn["late"]
 
@@ -235,7 +237,7 @@ def _submit(
     max_choices: int,
     drawn: Mapping[str, Any],
 ) -> None:
-    """Submit a request, as a stream or at once, and perhaps cancel it."""
+    """Submit a request, as a stream or at once, and sometimes cancel it."""
     at = 1.1 + rng.uniform(0, 2)
     shared_prefix = shared[: rng.choice((0, 0, 10, 20, 40))]
     prompt = shared_prefix + [rng.randrange(90) for _ in range(rng.randint(1, 45))]
@@ -272,7 +274,7 @@ def _submit(
 
 
 def _open_idle(simulation: Simulation, rng: random.Random, name: str) -> None:
-    """Open a prompt stream that is edited a few times, and then lies idle."""
+    """Open a prompt stream that is edited a few times, and then stays idle."""
     prompt = [rng.randrange(90) for _ in range(rng.randint(0, MAX_MODEL_LEN - 4))]
     at = 1.0 + rng.uniform(0, 1)
     params = SamplingParams(n=rng.choice((1, 3)), seed=rng.randrange(100), max_tokens=4)
@@ -290,8 +292,8 @@ def _open_idle(simulation: Simulation, rng: random.Random, name: str) -> None:
 
 
 def _run(simulation: Simulation, idle: Collection[str]) -> list[ClientEvent]:
-    """Run until all other requests have ended while the `idle` prompt streams are open; close these; run to
-    the end."""
+    """Run until all other requests have ended while the `idle` prompt streams are open; close the streams;
+    run to the end."""
     until = FIRST_LOOK
     simulation.run(until)
     while until < MAX_VIRTUAL_SECONDS and not simulation.fleet.requests.keys() <= set(idle):

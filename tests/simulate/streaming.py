@@ -5,7 +5,7 @@ from streamserve.protocol.messages import OutputWithdrawn, Progress, Token
 
 
 def texts(received) -> tuple[dict[tuple[str, int], list[int]], int, int]:
-    """Return the final tokens, and the numbers of progress and withdrawal events."""
+    """Return the final tokens, and the number of progress and withdrawal events."""
     tokens, progress, withdrawn = {}, 0, 0
     for item in received:
         assert isinstance(item.message, Deliver), item.message

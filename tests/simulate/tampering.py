@@ -1,4 +1,4 @@
-"""Transfer reservations as a hostile worker changes them."""
+"""Transfer reservations with the changes that a hostile worker may make."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from streamserve.protocol.transfers import TransferReservation
 
 Tamper = Callable[[TransferReservation], list[TransferReservation]]
-"""What arrives instead of a reservation."""
+"""A function that returns the messages that arrive in place of a reservation."""
 
 TAMPERED: dict[str, Tamper] = {
     "forged": lambda reservation: [replace(reservation, id="forged")],

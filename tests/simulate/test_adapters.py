@@ -1,5 +1,5 @@
-"""LoRA adapters in virtual time: requests keep their adapter over deaths of workers, transfers and evictions,
-and never use the KV of another one."""
+"""LoRA adapters in virtual time: requests keep their adapter across deaths of workers, transfers and
+evictions, and never use KV of another adapter."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The next turn of a chat on stream pairs: the decode worker of the last turn has its KV."""
+"""In a chat on stream pairs, the next turn finds its KV on the decode worker of the last turn."""
 
 import pytest
 
@@ -19,7 +19,7 @@ ANSWER = expected(FIRST.prompt, FIRST.params, 0, 400)
 def run_simulation(
     topology: Topology, more: list[int], continue_tokens: int = 64, **params: object
 ) -> Simulation:
-    """Run a turn, and then the next one, which adds the tokens `more`."""
+    """Run one turn, and then the next turn, which adds the tokens in `more`."""
     fleet = FleetConfig(topology=topology, continue_tokens=continue_tokens)
     simulation = Simulation(
         fleet, WorkerSpec(ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001)
@@ -43,7 +43,7 @@ def transfer_report(simulation: Simulation, worker: str) -> TransferReport:
 def test_a_finished_answer_returns_to_where_the_next_turn_is_computed(topology: Topology) -> None:
     simulation = run_simulation(topology, [5] * 10)
     prefill = max(topology.prefill, key=lambda name: hits(simulation, name))
-    assert hits(simulation, prefill) == 128, "prompt and answer but for the last block"
+    assert hits(simulation, prefill) == 128, "all blocks of prompt and answer except the last one"
     prefill_report = transfer_report(simulation, prefill)
     assert (prefill_report.received, prefill_report.received_copies) == (0, 2)
     assert prefill_report.copied_tokens == 28 + 8, "cached blocks are not sent"
@@ -52,7 +52,7 @@ def test_a_finished_answer_returns_to_where_the_next_turn_is_computed(topology: 
     assert (decode_report.handed_over, decode_report.writebacks) == (0, 2), "no request decodes elsewhere"
     assert decode_report.writeback_bytes == decode_report.sent_bytes > 0
     assert sum(transfer_report(simulation, name).handed_over for name in topology.prefill) == 2
-    assert decode_report.hit_tokens == 128, "nor in the next turn's handoff"
+    assert decode_report.hit_tokens == 128, "cached blocks are not sent in the next turn's handoff either"
     assert not simulation.fleet.transfers.copies.open
 
 
@@ -84,7 +84,7 @@ def test_a_worker_that_dies_meanwhile_leaks_nothing(worker: str, after: float) -
 
 
 def first_answer_time() -> float:
-    """Return when the first turn's last token arrives in the fleet of the test above."""
+    """Return when the last token of the first turn arrives in the fleet of the test above."""
     fleet = FleetConfig(topology=pairs(1))
     simulation = Simulation(
         fleet,
@@ -95,7 +95,8 @@ def first_answer_time() -> float:
 
 
 def test_an_answer_whose_kv_was_evicted_is_not_written_back() -> None:
-    """Another prompt took the decode worker's blocks before the transfer reservation came."""
+    """An answer whose KV was evicted is not written back: another prompt took the decode worker's blocks
+    before the transfer reservation arrived."""
     fleet = FleetConfig(topology=pairs(1))
     simulation = Simulation(fleet, WorkerSpec(ENGINE, model_info(400), lambda tokens, context: 0.01))
     engine = simulation.workers["decode-0"].engine

@@ -1,4 +1,4 @@
-"""The virtual clock runs actions in order of time."""
+"""The virtual clock runs actions in the order of their times."""
 
 from streamserve.simulate.clock import VirtualClock
 

@@ -1,4 +1,4 @@
-"""A pair that drains while requests arrive: none fails, and no new one goes there."""
+"""While a pair drains and requests arrive, no request fails, and no new request goes to that pair."""
 
 import random
 

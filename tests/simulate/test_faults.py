@@ -1,4 +1,4 @@
-"""Which workers an injected crash or a poison request fails, and when."""
+"""An injected crash or a poison request fails the right workers at the right time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Transfer reservations that were tampered with in flight: refused, and their prompts computed again."""
+"""Transfer reservations that were tampered with in flight are refused, and their prompts are recomputed."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.simulate.tampering import TAMPERED, Tamper
 
 
 class Tampered(Simulation):
-    """A fleet where the first five reservations are tampered with in flight to the prefill worker."""
+    """A fleet whose first five reservations are tampered with in flight to the prefill worker."""
 
     tamper: Tamper
     left = 5
@@ -40,8 +40,11 @@ def test_every_text_is_unchanged(kind: str) -> None:
     check(simulation, expected_texts)
     assert simulation.left == 0
     attempts = next(simulation.fleet.dispatcher._attempts)
-    undisturbed = 16 + 2 * 2  # each of the two edits of the two streams answered early begins an attempt
-    assert attempts == undisturbed if kind == "duplicated" else attempts > undisturbed, "computed again"
+    # Each of the two edits of the two streams that are answered early begins an attempt.
+    undisturbed = 16 + 2 * 2
+    assert attempts == undisturbed if kind == "duplicated" else attempts > undisturbed, (
+        "prompts of refused reservations need another attempt"
+    )
     report = simulation.workers["decode-0"].engine.report().transfer
     assert report
     assert report.received

@@ -1,4 +1,4 @@
-"""Prompt streams that lie idle cost others nothing but memory that is free."""
+"""Idle prompt streams cost other requests nothing, except for memory that is otherwise free."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from tests.simulate.idle_streams import trial
 
 
 def test_query_tokens_go_to_a_sequence_that_gets_memory() -> None:
-    """Three streams hold all blocks. The most edit-stable one, which the order serves first, has the lowest
-    rank and gets no block: the step is the highest-ranked one's."""
+    """Query tokens go to a sequence that gets memory. Three streams hold all blocks. The most edit-stable
+    one, which is served first, has the lowest rank and gets no block, so the step is used by the
+    highest-ranked one."""
     assert trial(2807)["preempted"] > 0
 
 

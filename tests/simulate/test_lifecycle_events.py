@@ -1,5 +1,5 @@
-"""Workers that die or fall silent at each lifecycle event of a request, in virtual time: sixteen requests on
-a pair that speculates, swaps and takes edits, and every text is unchanged."""
+"""Workers that die or fall silent at any lifecycle event of a request change no text, in virtual time:
+sixteen requests on a pair with speculation, swapping and edits."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 """Prompt streams on stream pairs: placed by their content, pushed while they arrive, moved at their end, and
-answered early by the decode worker. Whatever happens, the text is the final prompt's."""
+answered early by the decode worker. In all cases the text is the answer to the final prompt."""
 
 import random
 from collections import Counter
@@ -26,7 +26,7 @@ SLOS = (Slo(), Slo(tpot_ms=40.0), Slo(ttft_ms=300.0, tpot_ms=20.0))
 
 @dataclass
 class Trial:
-    """One simulated server, and the texts that its clients must get."""
+    """A simulated server, and the texts that its clients must get."""
 
     simulation: Simulation
     expected_texts: dict[tuple[str, int], list[int]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Trial:
 
 
 def make_trial(seed: int) -> Trial:
-    """Return a server with random pools, memory, order and router, whose workers die now and then."""
+    """Return a server with random pools, memory, order and router. Its workers die occasionally."""
     rng = random.Random(seed)
     topology = rng.choice((pairs(1), pairs(2), pools(2, 1), pools(1, 2)))
     engine = EngineConfig(
@@ -69,7 +69,8 @@ def make_trial(seed: int) -> Trial:
 
 
 def submit(trial: Trial, rng: random.Random, name: str, shared: list[int], streaming: bool) -> None:
-    """Submit a request. A stream is empty or only a tail at first, and grows or changes with each edit."""
+    """Submit a request. A stream is at first empty or only the end of its prompt, and grows or changes with
+    each edit."""
     simulation = trial.simulation
     at = 1.1 + rng.uniform(0, 2)
     params = SamplingParams(
@@ -104,7 +105,7 @@ def submit(trial: Trial, rng: random.Random, name: str, shared: list[int], strea
 
 
 def check(trial: Trial) -> Counter[str]:
-    """Run a trial to its end; return counts of what happened in it."""
+    """Run a trial to its end; return counts of its events."""
     simulation = trial.simulation
     tokens, _, withdrawn = texts(simulation.run(until=MAX_VIRTUAL_SECONDS))
     for (name, choice), text in trial.expected_texts.items():

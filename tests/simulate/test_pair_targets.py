@@ -17,7 +17,7 @@ from tests.engine.drive import assert_engine_empty, expected, model_info
 TPOT_MS = 36.0
 TARGETS = Slo(ttft_ms=20_000.0, tpot_ms=TPOT_MS)
 STEP_SECONDS = 0.01, 0.004
-"""A step's seconds, and those of each query token: six requests decode within the target, no more."""
+"""Seconds of a step, and of each query token in it. At most six requests decode within the target."""
 
 
 def make_simulation(
@@ -64,7 +64,7 @@ def token_times(received: list[ClientEvent]) -> dict[str, list[float]]:
 
 
 def attained(received: list[ClientEvent]) -> int:
-    """Return how many requests had their target, from the first token that the client got."""
+    """Return the number of requests that met their target, counted from the client's first token."""
     times = token_times(received).values()
     return sum((seen[-1] - seen[0]) / (len(seen) - 1) <= TPOT_MS / 1000 for seen in times)
 
@@ -76,7 +76,8 @@ def deferred(simulation: Simulation) -> int:
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["requests", "streams"])
 def test_the_decode_worker_defers_handovers_that_would_break_targets(streaming: bool) -> None:
-    """Of a burst, those that are handed over meet their targets; by order alone none does."""
+    """The decode worker defers handovers that would break targets. In a burst, the requests that are handed
+    over meet their targets; by order alone none would."""
     met = {}
     for order in ("slo", "fcfs"):
         simulation = make_simulation(order)
@@ -107,16 +108,16 @@ def test_a_first_token_is_held_back_while_handovers_are_deferred() -> None:
     received = simulation.run(until=100.0)
     assert deferred(simulation) > 0
     gaps = [seen[1] - seen[0] for seen in token_times(received).values()]
-    assert max(gaps[-3:]) < 0.3, "the second token follows the first, however late both are"
+    assert max(gaps[-3:]) < 0.3, "the second token follows the first at once, however late both are"
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["requests", "streams"])
 @pytest.mark.parametrize("slo", [Slo(tpot_ms=12.0), Slo(ttft_ms=5.0)], ids=["decode", "prefill"])
 def test_each_half_refuses_what_it_cannot_meet(streaming: bool, slo: Slo) -> None:
-    """A step takes at least 14 ms: with `slo_admission` the half that a target concerns refuses the request,
-    before the client has a token."""
+    """Each half refuses requests that it cannot serve in time. A step takes at least 14 ms; with
+    `slo_admission` the half that a target concerns refuses the request before the client has a token."""
     simulation = make_simulation(slo_admission=True)
-    submit(simulation, 0, 1.3, Slo(tpot_ms=500.0, ttft_ms=5000.0))  # steps are timed
+    submit(simulation, 0, 1.3, Slo(tpot_ms=500.0, ttft_ms=5000.0))  # enough steps were timed
     submit(simulation, 1, 4.0, slo, streaming)
     received = simulation.run(until=100.0)
     events = {"r0": [], "r1": []}

@@ -1,4 +1,4 @@
-"""Requests that crash every worker, in virtual time: one error each, and all others get their text."""
+"""Requests that crash every worker get one error each, and all others get their text, in virtual time."""
 
 import math
 import random
@@ -40,7 +40,8 @@ TOPOLOGIES = {
 def serve(
     topology: Topology, requests: int, poisons: tuple[Poison, ...], seed: int = 0, kills: int = 0
 ) -> tuple[Simulation, list[Open], list[ClientEvent]]:
-    """Run requests in a burst on a fleet that speculates and swaps; the poisons are among them."""
+    """Run requests in a burst on a fleet with speculation and swapping; the poison requests are among
+    them."""
     rng = random.Random(seed)
     simulation = Simulation(
         FleetConfig(topology=topology, max_attempts=MAX_ATTEMPTS),
@@ -68,8 +69,8 @@ def serve(
 
 
 def check(simulation: Simulation, opened: list[Open], received: list[ClientEvent]) -> set[str]:
-    """Check that each request has its own text or exactly one error with its id, that nothing is leaked, and
-    that all workers serve; returns the requests with an error."""
+    """Assert that each request has its own text or exactly one error with its id, that nothing is leaked, and
+    that all workers serve; return the requests with an error."""
     tokens: dict[tuple[str, int], list[int]] = {}
     refused: dict[str, Refuse] = {}
     for item in received:
@@ -104,7 +105,8 @@ def check(simulation: Simulation, opened: list[Open], received: list[ClientEvent
 
 
 def max_deaths(requests: int, poisons: int) -> int:
-    """Return the deaths that suffice to find so many poisons among the requests and to try each alone."""
+    """Return the number of deaths that suffice to find this number of poison requests and to try each
+    alone."""
     return poisons * (2 * math.ceil(math.log2(requests)) + MAX_ATTEMPTS + 2)
 
 
@@ -121,7 +123,7 @@ def test_a_poison_gets_one_error_and_the_others_their_text(
     refused = check(simulation, opened, received)
     assert refused <= {"r12"}
     if co_batched:
-        assert not refused, "tried alone it does no harm"
+        assert not refused, "a request that is harmless alone must be answered"
     if phase in ("prefill", "decode") and not co_batched:
         assert refused == {"r12"}
     assert simulation.deaths <= max_deaths(requests, 1)
@@ -132,7 +134,7 @@ def test_a_poison_gets_one_error_and_the_others_their_text(
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_is_reached(phase: PoisonPhase) -> None:
-    """Check that the phases of the test above occur."""
+    """Every phase of the test above occurs."""
     topology = pairs(1) if phase == "transfer" else unified(1)
     assert serve(topology, 16, tuple(Poison(f"r{n}", phase) for n in range(4, 16)))[0].deaths
 
@@ -160,7 +162,8 @@ def test_requests_that_are_not_poisonous_get_their_text(
 @settings(max_examples=settings.default.max_examples // 3)
 @given(seed=st.integers(0, 2**32), topology=st.sampled_from(list(TOPOLOGIES.values())))
 def test_workers_killed_from_outside_in_the_middle_of_trials(seed: int, topology: Topology) -> None:
-    """A harmless request may be tried when its worker is killed, but hardly three times alone."""
+    """Workers may be killed from outside in the middle of trials: a harmless request may be under trial when
+    its worker is killed, but hardly three times alone."""
     simulation, opened, received = serve(topology, 12, (Poison("r3", "prefill"),), seed, kills=2)
     assert check(simulation, opened, received) == {"r3"}
 

@@ -1,5 +1,5 @@
-"""Stream pairs whose memory holds hardly more than one request: each worker waits for blocks of the other,
-and still every request is answered."""
+"""Stream pairs with memory for little more than one request answer every request, although each worker waits
+for blocks of the other."""
 
 import random
 from typing import Literal
@@ -21,9 +21,9 @@ from tests.simulate.answering import assert_all_answered
 
 MAX_MODEL_LEN, BLOCK = 96, 4
 MIN_BLOCKS = MAX_MODEL_LEN // BLOCK + 2
-"""Blocks that the longest request needs, and two."""
+"""Number of blocks that the longest request needs, plus two."""
 MAX_VIRTUAL_SECONDS = 120.0
-"""Virtual seconds: a run takes about 7, and the longest observed took 21."""
+"""Maximum virtual seconds: a run takes about 7, and the longest observed one took 21."""
 
 
 def run_simulation(
@@ -88,26 +88,29 @@ def test_workers_short_of_memory_do_not_deadlock(
 
 
 def test_a_kv_writeback_is_cancelled_where_its_blocks_are_needed() -> None:
-    """Regression of a deadlock: a KV write-back waited for blocks of decoding sequences, which waited for
-    prompts, which waited for the blocks reserved for the write-back."""
+    """A KV write-back is cancelled where its blocks are needed. Regression of a deadlock: a write-back waited
+    for blocks of decoding sequences, which waited for prompts, which waited for the blocks reserved for the
+    write-back."""
     simulation = run_simulation(122, pairs(2), 0.1, "recompute", 28, kills=1)
     assert not simulation.fleet.transfers.copies.open
 
 
 def test_a_sequence_is_swapped_in_where_it_can_go_on() -> None:
-    """Regression of a livelock: with no block for its next tokens it was swapped out again, without end."""
+    """A sequence is swapped in only where it can continue. Regression of a livelock: without a block for its
+    next tokens it was swapped out again, endlessly."""
     workers = run_simulation(101509731, pools(1, 2), 0.003, "swap", 39, order="stta").workers.values()
     assert sum(worker.engine.report().evictions.blocks_back for worker in workers) > 0
 
 
 def test_sequences_without_a_reservation_free_blocks_for_those_with_one() -> None:
-    """Regression of a deadlock: computed prompts without a transfer reservation held the blocks of one with
-    a reservation."""
+    """Sequences without a reservation free blocks for sequences with one. Regression of a deadlock: computed
+    prompts without a transfer reservation held the blocks of a prompt with a reservation."""
     prefill = run_simulation(0, pairs(1), 0.003, "recompute", 27).workers["prefill-0"].engine
     assert prefill.report().preemptions > 0
 
 
 def test_sequences_with_a_reservation_are_admitted_first() -> None:
-    """Regression of a deadlock: all query tokens went to a prompt that had no block to continue with."""
+    """Sequences with a reservation are admitted first. Regression of a deadlock: all query tokens went to a
+    prompt without a block to continue with."""
     prefill = run_simulation(340482, pools(2, 1), 0.0, "swap", 26, kills=1).workers["prefill-0"].engine
     assert prefill.report().preemptions > 0

@@ -1,4 +1,4 @@
-"""A request with a more urgent `priority` does not wait for the others."""
+"""A request with a more urgent `priority` does not wait for other requests."""
 
 import random
 
@@ -39,7 +39,7 @@ def first_token(order: str, priority: int) -> float:
 
 @pytest.mark.parametrize("order", ["slo", "fcfs", "chunked", "prefill-first"])
 def test_an_urgent_prompt_does_not_wait(order: str) -> None:
-    """Alone it would take 3.0 seconds."""
+    """An urgent prompt does not wait. Alone it would take 3.0 seconds."""
     assert first_token(order, -10) < 4.0
 
 

@@ -1,4 +1,4 @@
-"""A measured curve drives a simulation: its steps take the curve's seconds."""
+"""A simulation with a measured curve takes the curve's seconds for its steps."""
 
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
@@ -18,5 +18,5 @@ def test_steps_take_the_seconds_of_the_curve() -> None:
     )
     simulation.at(2.0, Open("r", [1] * 16, SamplingParams(seed=1, max_tokens=3)))
     received = simulation.run()
-    steps = [(16, 16), (1, 17), (1, 18)]  # query tokens, and the KV tokens they attend to
+    steps = [(16, 16), (1, 17), (1, 18)]  # query tokens, and the KV tokens that they attend to
     assert received[-1].time == 2.0 + sum(curve(tokens, 100 * context) for tokens, context in steps)

@@ -1,5 +1,5 @@
-"""Workers that are added and removed at random moments while requests come: every text is its own, no request
-is lost, and what a removed worker had continues elsewhere."""
+"""Workers are added and removed at random moments while requests arrive: every text is right, no request is
+lost, and the requests of a removed worker continue elsewhere."""
 
 import random
 from math import inf
@@ -23,7 +23,7 @@ BOUND = 7
 
 
 class Scaled:
-    """A simulated server under load whose workers change by the random numbers of `seed`."""
+    """A simulated server under load whose workers change at random, by `seed`."""
 
     def __init__(self, seed: int, topology: Topology, wire: float = 0.0) -> None:
         self.rng = random.Random(seed)
@@ -43,7 +43,7 @@ class Scaled:
         self.streams: list[tuple[Open, list[int]]] = []
 
     def load(self, requests: int = 30, streams: int = 3) -> None:
-        """Let requests come in the first five seconds, and prompt streams that take three seconds."""
+        """Let requests arrive during the first five seconds, and prompt streams that take three seconds."""
         for number in range(requests):
             prompt = [self.rng.randrange(90) for _ in range(self.rng.randint(1, 40))]
             params = SamplingParams(
@@ -78,7 +78,7 @@ class Scaled:
             self.simulation._handle(RemoveWorkers(names, within))
 
     def change(self) -> None:
-        """Add or remove at random."""
+        """Add or remove a random worker."""
         if self.rng.random() < 0.5:
             self.add(self.rng.choice(self.roles))
             return
@@ -91,7 +91,8 @@ class Scaled:
         self.simulation._die(self.simulation.workers[self.rng.choice([*self.simulation.workers])])
 
     def run(self) -> None:
-        """Run to the end; every client has its text, and nothing is left of workers that were removed."""
+        """Run to the end; assert that every client has its text, and that nothing remains of removed
+        workers."""
         self.simulation.clock.at(0.0, self.simulation.schedule_ticks)
         received = self.simulation.run()
         assert_all_answered(self.simulation, self.opened, received)
@@ -115,8 +116,9 @@ wires = st.sampled_from((0.0, 0.003, 0.1))
 def test_changes_at_random_moments_cost_time_never_text(
     seed: int, topology: Topology, wire: float, kills: int
 ) -> None:
-    """The examples: halves of different pairs leave, so that no whole pair is left of these, but one of the
-    others; halves that leave one by one; a trial of suspects on workers that leave."""
+    """Changes at random moments cost time and never change the text. Examples: halves of different pairs
+    leave, and the other halves form a pair; halves leave one by one; suspects are tried on workers that
+    leave."""
     scaled = Scaled(seed, topology, wire)
     scaled.load()
     clock, rng = scaled.simulation.clock, scaled.rng
@@ -138,7 +140,8 @@ def test_changes_at_random_moments_cost_time_never_text(
 def test_all_workers_of_the_start_are_replaced_under_load(
     topology: Topology, first: str, wire: float
 ) -> None:
-    """The first workers leave when their requests have ended: nothing is computed twice."""
+    """All initial workers are replaced under load. They leave when their requests have ended, so nothing is
+    computed twice."""
     scaled = Scaled(5, topology, wire)
     scaled.load(streams=0)
     named = scaled.scaling.named(first)
@@ -210,7 +213,8 @@ def test_what_cannot_be_changed_is_refused_by_name() -> None:
 
 
 def test_halves_of_the_last_pair_leave_together_and_do_not_come_back_alone() -> None:
-    """One is asked to leave again, with another time; a half without the other could serve nothing."""
+    """If both halves of the last pair leave, neither returns alone: one is asked to leave again, at another
+    time, but a half could not serve without the other."""
     scaled = Scaled(8, mixed(1, 1, 1))
     scaled.load(requests=60, streams=0)
     clock, there = scaled.simulation.clock, scaled.simulation.fleet.workers

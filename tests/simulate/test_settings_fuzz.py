@@ -39,15 +39,16 @@ def test_random_settings_change_no_text(scale: Scale, record: Callable[..., None
 
 @pytest.mark.parametrize("seed", [4804, 6262])
 def test_an_evicted_sequence_resumes_after_the_one_that_evicted_it(seed: int) -> None:
-    """In `stta` the service order of two sequences changed as one was swapped out: it was swapped in first,
-    evicted for the other again, and so on."""
+    """An evicted sequence resumes after the sequence that evicted it. In the order `stta` two sequences
+    changed places as one was swapped out: it was swapped in first, evicted for the other again, and so on."""
     assert trial(seed).swapped > 0
 
 
 @pytest.mark.parametrize("policy", ["fixed:8", "goodput"])
 def test_a_tree_that_the_budget_drops_leaves_no_draft_kv_beyond_the_blocks(policy: str) -> None:
-    """Short prompts are drafted for when they are nearly computed; where the budget then truncates them, the
-    draft model has read more than the target computes."""
+    """A tree that the budget drops leaves no draft KV beyond the blocks. Short prompts are drafted for when
+    they are nearly computed; if the budget then truncates them, the draft model has read more than the target
+    computes."""
     engine = EngineConfig(
         num_blocks=400, block_size=4, max_model_len=96, max_num_batched_tokens=64, check=True
     )
@@ -82,8 +83,9 @@ def test_a_tree_that_the_budget_drops_leaves_no_draft_kv_beyond_the_blocks(polic
 @pytest.mark.parametrize("order", ["prefill-first", "stta"])
 @pytest.mark.parametrize("topology", [pairs(1), pools(1, 2)], ids=["pair", "pools"])
 def test_a_reservation_has_blocks_for_all_its_tokens(order: Order, topology) -> None:
-    """In orders whose service order is not their rank, a sequence served later must not take the blocks that
-    were reserved in the same step: no reservation is refused, and no request needs a second attempt."""
+    """A reservation has blocks for all its tokens. In orders that serve sequences in another order than their
+    rank, a sequence served later must not take blocks reserved in the same step: no reservation is refused,
+    and no request needs a second attempt."""
     engine = EngineConfig(
         num_blocks=30, block_size=4, max_model_len=96, max_num_seqs=8, order=order, check=True
     )

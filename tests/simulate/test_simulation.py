@@ -1,4 +1,5 @@
-"""A server in virtual time: deaths of workers cost time, never text, and simulations are deterministic."""
+"""In virtual time, deaths of workers cost time and never change the text, and simulations are
+deterministic."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""Prompt streams on a fleet whose workers die: no edit is lost, and the text is the final prompt's."""
+"""On a fleet whose workers die, prompt streams lose no edit, and the text is the answer to the final
+prompt."""
 
 import random
 
@@ -69,7 +70,7 @@ topologies = st.sampled_from((unified(1), unified(2), pairs(1), pools(1, 2), mix
 
 
 @given(seed=st.integers(0, 2**32), kills=st.integers(0, 3), topology=topologies)
-@example(seed=5072, kills=0, topology=pairs(1))  # KV that is to be handed over is in the host pool
+@example(seed=5072, kills=0, topology=pairs(1))  # The KV to hand over is in the host pool.
 def test_no_edit_is_lost(seed: int, kills: int, topology: Topology) -> None:
     check(seed, kills, topology)
 

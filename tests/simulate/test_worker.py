@@ -1,4 +1,5 @@
-"""A simulated worker sends what a worker process sends, in the same order, when its step's time is over."""
+"""A simulated worker sends the same messages as a worker process, in the same order, when its step's time is
+over."""
 
 import pytest
 
@@ -22,7 +23,7 @@ REQUEST = submit("r", list(range(10)), SamplingParams(temperature=0.0, seed=1, m
 
 
 class Bench:
-    """A prefill and decode worker on a clock, and what it has sent."""
+    """A prefill and a decode worker on a virtual clock, and the messages that they have sent."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -46,11 +47,11 @@ def test_its_messages_are_sent_when_the_step_is_over() -> None:
         (1.0, Report),
         (2.2, Events),
         (2.2, Cached),
-        (2.2, Report),  # the latest one is older than half a second
+        (2.2, Report),  # The latest report is older than half a second.
         (2.4, Events),
         (2.6, Events),
         (2.6, Cached),
-        (2.6, Report),  # after a turn without a cost, that frees the sequence, it is idle
+        (2.6, Report),  # After one turn without a cost, which frees the sequence, the worker is idle.
     ]
     assert_engine_empty(bench.worker.engine)
 
@@ -59,7 +60,7 @@ def test_an_idle_worker_reports_when_a_report_matters() -> None:
     bench = Bench()
     bench.clock.run(until=1.0)
     bench.worker.report_if_due()
-    assert len(bench.sent) == 2, "it has just reported"
+    assert len(bench.sent) == 2, "the worker has just reported"
     bench.clock.at(1.0 + REPORT_SECONDS, bench.worker.report_if_due)
     bench.clock.run(until=1.9)
     assert bench.sent[2:] == [(1.0 + REPORT_SECONDS, Report)]

@@ -1,5 +1,5 @@
-"""Several unified workers, alone and with pairs, in virtual time: every router places requests on all of
-them, and the next request with a prefix goes where it is cached."""
+"""Several unified workers, alone and with pairs, in virtual time: every router uses all of them, and a
+request goes to the worker that has its prefix cached."""
 
 import random
 
@@ -98,7 +98,8 @@ def test_requests_go_where_their_prefix_is_cached(topology: Topology, router: st
 
 
 def test_reports_of_the_prefix_indexes_correct_the_estimates() -> None:
-    """Prompts of other requests have taken the place of the first one's blocks."""
+    """Reports of the prefix indexes correct the router's estimates: prompts of other requests have replaced
+    the first prompt's blocks."""
     simulation = make_simulation(unified(2), "round-robin")
     opened = [
         Open(f"r{n}", [n % 90] * 60, SamplingParams(seed=n, max_tokens=9), cache_salt=str(n))
@@ -110,13 +111,14 @@ def test_reports_of_the_prefix_indexes_correct_the_estimates() -> None:
     view = simulation.fleet.placement.view
     for name, worker in simulation.workers.items():
         known = set(worker.engine.scheduler.tables.pool._cached)
-        assert set(view._blocks[name]) <= known, "what was dropped is forgotten"
+        assert set(view._blocks[name]) <= known, "dropped blocks are forgotten"
         assert len(view._blocks[name]) > len(known) / 2
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
 def test_prompt_streams_are_placed_on_all_kinds_of_workers(topology: Topology) -> None:
-    """Each is placed when it is opened; its edits go there; when it is finished the router may move it."""
+    """Prompt streams are placed on all kinds of workers. A stream is placed when it is opened, and its edits
+    go to that worker; when it is finished, the router may move it."""
     simulation = make_simulation(topology, "least-loaded")
     params = SamplingParams(seed=1, max_tokens=12)
     prompts = {f"s{number}": [number * 7 + token for token in range(20)] for number in range(4)}

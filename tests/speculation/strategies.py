@@ -10,7 +10,7 @@ from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 curves = st.lists(st.floats(0.0, 0.5), min_size=80, max_size=80).map(
     lambda steps: list(accumulate(steps + [steps[-1]] * 440, initial=1.0))
 )
-"""Seconds by query tokens: they never fall."""
+"""Cost curves: seconds by query tokens, which never decrease."""
 
 targets = st.builds(
     LatencyRequirement, tpot=st.floats(0.1, 20), decode_seconds=st.floats(0, 50), decoded=st.integers(0, 50)
@@ -29,7 +29,7 @@ def trees(draw, max_size: int = 6) -> TokenTree:
 
 
 def connected(tree: TokenTree, nodes: list[int]) -> bool:
-    """Whether `nodes` ascend, begin with the root and have every node's parent among them."""
+    """Return whether `nodes` ascend, begin with the root, and contain every node's parent."""
     return (
         nodes[0] == 0
         and nodes == sorted(set(nodes))
@@ -42,7 +42,7 @@ def expected(tree: TokenTree, nodes: list[int]) -> float:
 
 
 def subtrees(tree: TokenTree) -> list[list[int]]:
-    """Return all connected subtrees with the root."""
+    """Return all connected subtrees that contain the root."""
     options = (
         [0, *(n for n in range(1, len(tree)) if mask >> n & 1)] for mask in range(0, 1 << len(tree), 2)
     )

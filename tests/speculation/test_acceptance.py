@@ -1,4 +1,4 @@
-"""Calibrated acceptance: frequencies, monotone, and never above the parent's."""
+"""Calibrated acceptance follows measured frequencies, is monotone, and never exceeds the parent's."""
 
 import random
 
@@ -29,13 +29,14 @@ def test_isotonic_regression_leaves_what_is_monotone_alone():
 
 
 def test_frequencies_are_learned_whatever_the_drafters_scores():
-    """The drafter's score is 0.9, and every third draft token is accepted."""
+    """Frequencies are learned whatever scores the drafter gives: its score is 0.9, and every third draft
+    token is accepted."""
     acceptance, rng = Acceptance(), random.Random(1)
     draft = tree([-1, 0], [1.0, 0.9])
     for _ in range(3000):
         acceptance.learn(draft, [1 if rng.random() < 1 / 3 else 9], sampled=False)
     assert abs(acceptance.calibrate(draft, False).accept[1] - 1 / 3) < 0.05
-    assert acceptance.calibrate(draft, True).accept[1] > 0.8, "sampled requests are a class of their own"
+    assert acceptance.calibrate(draft, True).accept[1] > 0.8, "sampled requests are a separate class"
 
 
 def test_nodes_with_a_rejected_parent_are_not_learned_from():
@@ -46,7 +47,8 @@ def test_nodes_with_a_rejected_parent_are_not_learned_from():
 
 
 def test_nodes_after_the_last_token_are_not_learned_from():
-    """The target chose one token, the first draft token: whether the second is accepted is not known yet."""
+    """Nodes after the last token are not learned from. The target chose one token, the first draft token, so
+    whether the second would be accepted is unknown."""
     acceptance = Acceptance()
     before = np.sum(acceptance.tested)
     acceptance.learn(tree([-1, 0, 1], [1.0, 0.5, 0.5]), [1], sampled=False)

@@ -1,4 +1,4 @@
-"""One round of speculation for each step; what is learned from drafted trees, verified or not."""
+"""Each step has one round of speculation, which learns from drafted trees, verified or not."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def speculation() -> Speculation:
 
 
 def draft(controller: Speculation, tree: TokenTree, requested: TreeShape) -> tuple[Round, TokenTree]:
-    """A round in which the tree of one request arrives, and what is verified of it."""
+    """Return a round in which the tree of one request arrives, and the nodes that are verified."""
     current = controller.begin(BATCH)
     return current, current.select({1: tree}, [requested], 0, 0.0)[1]
 
@@ -49,7 +49,7 @@ def test_levels_are_learned_separately() -> None:
     assert level_acceptance[0][0] > 0.9, "always accepted"
     assert level_acceptance[0][1] < 0.35, "always rejected"
     assert level_acceptance[0][2] == pytest.approx(level_acceptance[0][1]), (
-        "without observations it takes the level above"
+        "a level without observations takes the rate of the level above"
     )
 
 
@@ -116,7 +116,8 @@ def test_drafting_that_first_read_many_tokens_is_no_measurement_of_its_cost(
 
 
 def test_a_draft_model_reads_a_long_text_only_for_a_long_output() -> None:
-    """A token takes a tenth of a step to read, and two of three draft tokens are accepted."""
+    """A draft model reads a long text only for a long output: reading a token takes a tenth of a step, and
+    two of three draft tokens are accepted."""
     controller = Speculation(
         GOODPUT, lambda query_tokens, kv_tokens: 1.0, lambda query_tokens: query_tokens / 10
     )

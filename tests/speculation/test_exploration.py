@@ -22,7 +22,7 @@ def outlook(step=lambda query_tokens: 1.0, acceptance: float = 0.5, count: int =
 
 
 def explored(exploration: Exploration, proposed: TreeShape, steps: int, view: Outlook) -> list[int]:
-    """The steps whose shapes differ from the proposed ones."""
+    """Return the steps whose shapes differ from the proposed shapes."""
     shapes = [proposed] * len(view.candidates)
     return [
         step

@@ -1,4 +1,4 @@
-"""Goodput-optimal speculation against brute force, and its guards."""
+"""Goodput-optimal speculation equals brute force, and its guards work."""
 
 from itertools import product
 from math import prod
@@ -29,7 +29,7 @@ def rate(forest, selected, plain, spent, curve) -> float:
 
 
 def drafted(forest, curve, plain=None, spent=0.0, budget=64, requirements=None, undrafted=()) -> DraftedStep:
-    """Return a step with these trees; without requirements no request has a target."""
+    """Return a step with these trees. Without requirements no request has a target."""
     plain = len(forest) + len(undrafted) if plain is None else plain
     step = curve if callable(curve) else lambda query_tokens: curve[query_tokens]
     return DraftedStep(
@@ -60,14 +60,16 @@ def test_requests_without_draft_tokens_keep_their_speed(forest, curve, others):
 
 
 def test_a_step_of_the_cost_curve_is_crossed_when_the_next_level_pays():
-    """The second node alone does not pay, but with the third and fourth at the same cost it does."""
+    """A jump of the cost curve is crossed if the next level pays: the second node alone does not pay, but
+    together with the third and fourth at the same cost it does."""
     curve = lambda query_tokens: 1.0 if query_tokens <= 2 else 1.5  # noqa: E731
     tree = TokenTree((1, 2, 3, 4, 5), (-1, 0, 1, 2, 3), (1.0,) * 5, (1.0, 0.9, 0.89, 0.88, 0.87))
     assert select(drafted([tree], curve, budget=8)) == [[0, 1, 2, 3, 4]]
 
 
 def test_prompt_chunks_in_the_step_do_not_make_draft_tokens_cheap():
-    """An unlikely draft token is worth as little in a step with a long chunk as without."""
+    """Prompt chunks in the step do not make draft tokens cheap: an unlikely draft token has no more value in
+    a step with a long chunk than without."""
     tree = TokenTree((1, 2), (-1, 0), (1.0, 1.0), (1.0, 0.05))
     curve = lambda query_tokens: 1.0 + query_tokens / 10  # noqa: E731
     assert select(drafted([tree], curve, budget=8)) == [[0]]
@@ -111,11 +113,11 @@ def test_levels_may_differ_in_how_likely_they_are(level_acceptance, depth):
 
 
 BUSY = LatencyRequirement(tpot=1.0, decode_seconds=10.0, decoded=10)
-"""On target so far, with one second a token."""
+"""A request that is on target so far, with one second for each token."""
 
 
 def met(step: DraftedStep, selected: list[list[int]], slack: float = 0.0) -> list[bool]:
-    """Return which requests are on target after the step, or catching up, those without draft tokens last;
+    """Return the requests that are on target or catching up after the step, those without draft tokens last;
     `slack` is in tokens."""
     seconds = step.spent + step.step(step.plain + sum(len(nodes) - 1 for nodes in selected))
     yielded = [expected(tree, nodes) for tree, nodes in zip(step.trees, selected, strict=True)]
@@ -183,7 +185,7 @@ def test_targets_leave_those_without_one_their_speed(forest, curve, others) -> N
 EQUAL = 0.6681266944688354
 """A probability for which 1 + EQUAL + EQUAL is rounded."""
 TINY = 2.2e-16
-"""A probability that changes 0.01 and not 2.01."""
+"""A probability that changes 0.01 when added, and does not change 2.01."""
 
 
 @example(

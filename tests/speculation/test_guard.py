@@ -1,4 +1,4 @@
-"""The throughput guard: speculation that measures slower than plain decoding is suppressed."""
+"""The throughput guard suppresses speculation that measures slower than plain decoding."""
 
 import random
 
@@ -8,7 +8,7 @@ from streamserve.speculation.guard import MIN_STEPS, TRIAL_STEPS, Mode, Throughp
 
 PLAIN_STEP = 0.006
 PLAIN_TRIAL = 9
-"""Steps of a trial of plain decoding, which the exploration makes at intervals."""
+"""Number of steps in a trial of plain decoding, which the exploration makes at intervals."""
 
 
 class Engine:
@@ -26,7 +26,7 @@ class Engine:
             self._step(mode, PLAIN_STEP * (1.3 if mode is Mode.PLAIN and self.flight > 1 else 1.0), 1)
 
     def decide(self) -> None:
-        """One decision of a policy that always proposes draft tokens."""
+        """Make one decision, with a policy that always proposes draft tokens."""
         if not self.guard.allows(self.requests):
             return self.plain(self.flight)
         self.speculated += 1
@@ -40,12 +40,12 @@ class Engine:
 
     @property
     def plain_ratio(self) -> float:
-        """Tokens a second, relative to plain decoding."""
+        """Return the tokens a second, relative to plain decoding."""
         return self.tokens / self.seconds / (self.requests / PLAIN_STEP)
 
 
 def run(engine: Engine, seconds: float) -> None:
-    """Decide for so long, with a trial of plain decoding after each 16 speculating steps."""
+    """Make decisions for these seconds, with a trial of plain decoding after every 16 speculating steps."""
     end = engine.seconds + seconds
     while engine.seconds < end:
         engine.decide()

@@ -1,4 +1,4 @@
-"""A cost curve that is corrected by measured step times."""
+"""A cost curve is corrected by measured step times."""
 
 from streamserve.speculation.learned_cost import LIMIT, RefinedCost
 
@@ -20,11 +20,12 @@ def test_observations_correct_their_token_counts_and_the_unobserved_ones():
     for _ in range(50):
         cost.observe(20, 0, 5.0)
     assert abs(cost(20, 0) - 5.0) < 0.2
-    assert abs(cost(10, 0) - 4.0) < 0.2, "its observations are recent"
+    assert abs(cost(10, 0) - 4.0) < 0.2, "the observations of this size are recent"
 
 
 def test_old_observations_fade():
-    """Otherwise one outlier at four tokens would keep them from ever being tried again."""
+    """Old observations fade; otherwise one outlier at four tokens would prevent further trials of that size
+    forever."""
     cost = RefinedCost(prior)
     for _ in range(20):
         cost.observe(1, 0, prior(1, 0))
@@ -44,7 +45,8 @@ def test_one_outlier_changes_little():
 
 
 def test_a_wrong_prior_at_one_batch_size_is_corrected_there_alone():
-    """Plain steps of eight tokens were measured three times too slow; seven and nine correctly."""
+    """A wrong prior at one batch size is corrected only there. Plain steps of eight tokens were measured
+    three times too slow; steps of seven and nine tokens correctly."""
     cost = RefinedCost(
         lambda query_tokens, kv_tokens: prior(query_tokens, kv_tokens) * (3.0 if query_tokens == 8 else 1.0)
     )
@@ -55,7 +57,8 @@ def test_a_wrong_prior_at_one_batch_size_is_corrected_there_alone():
 
 
 def test_a_batch_size_never_seen_costs_no_more_than_a_larger_one():
-    """The profile has all steps of fewer than four tokens three times too slow, and only larger ones ran."""
+    """A batch size that never ran costs no more than a larger one. In the profile all steps of fewer than
+    four tokens are three times too slow, and only larger ones ran."""
     cost = RefinedCost(
         lambda query_tokens, kv_tokens: prior(query_tokens, kv_tokens) * (3.0 if query_tokens < 4 else 1.0)
     )
@@ -111,7 +114,7 @@ def test_learned_step_times_survive_another_profile():
 
 
 def test_the_state_of_corrections_is_bounded():
-    """Batches of any size have a cost, and the largest share a bin."""
+    """The state of corrections is bounded: batches of any size have a cost, and the largest share a bin."""
     cost = RefinedCost(prior)
     for query_tokens in (1, 129, 1024, 5000, 1):
         for _ in range(60):

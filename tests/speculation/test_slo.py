@@ -1,4 +1,4 @@
-"""What a latency target requires of a step."""
+"""A latency target requires the right number of tokens from a step."""
 
 from math import inf, isclose
 

@@ -1,4 +1,4 @@
-"""Trials of the alternative come at growing intervals, and sooner after an unexpected result."""
+"""Trials of the other mode come at growing intervals, and sooner after an unexpected result."""
 
 from streamserve.speculation.trials import FIRST, MAX_WAIT_STEPS, Trials
 

@@ -1,4 +1,4 @@
-"""STREAMSERVE_KERNEL_PATH: what a process and its workers take their processor for."""
+"""STREAMSERVE_KERNEL_PATH makes a process and its workers use the instructions of a lesser processor."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_it_is_no_setting_and_refused_where_it_names_nothing() -> None:
 
 
 def test_workers_inherit_it_and_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    # It is set where these tests run as on a lesser processor.
+    # The variable is set when these tests run as on a lesser processor.
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     monkeypatch.setenv(KERNEL_PATH_VARIABLE, "avx512")
     monkeypatch.setenv("STREAMSERVE_API_KEY", "a-key")

@@ -1,4 +1,4 @@
-"""Log lines say when, where and for which request."""
+"""Log lines contain the time, the source, and the request."""
 
 import json
 import logging
@@ -54,7 +54,8 @@ def test_a_worker_is_called_by_its_name() -> None:
 
 
 def test_levels_and_the_access_log() -> None:
-    """In a process of its own, as logging is configured once."""
+    """Levels and the access log follow the settings. The test uses a separate process, as logging is
+    configured once."""
     script = (
         "import logging; from streamserve.system.logs import configure_logging\n"
         "configure_logging({level!r}, 'text', access_log={access})\n"

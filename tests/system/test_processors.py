@@ -1,4 +1,4 @@
-"""How many processors a process may use."""
+"""The number of processors that a process may use is detected."""
 
 import os
 import subprocess
@@ -114,7 +114,8 @@ def test_a_process_on_one_processor_finds_it() -> None:
 
 @contextmanager
 def cpu_group(quota: int) -> Iterator[Callable[[], None]]:
-    """A control group with this quota in microseconds of 100,000; gives what joins it."""
+    """Create a control group with this quota, in microseconds of 100,000; yield a function with which a
+    process joins it."""
     made = _make_group(quota)
     if made is None:
         pytest.skip("this user may not make control groups for CPU time")

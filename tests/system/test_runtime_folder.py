@@ -1,4 +1,5 @@
-"""A folder is removed with its owner, however that ends; those of living owners and of others are left."""
+"""A runtime folder is removed with its owner, however the owner ends; folders of living owners and of other
+users stay."""
 
 import os
 import signal
@@ -54,14 +55,14 @@ def test_a_process_that_ends_removes_its_own_folders_alone(owner, tmp_path):
 def test_the_next_start_removes_what_a_killed_owner_left(owner, tmp_path):
     left = Path(owner.stdout.readline().strip())
     assert sweep(tmp_path) == []
-    assert (left / "control").exists(), "its owner lives"
+    assert (left / "control").exists(), "the owner of the folder lives"
     owner.send_signal(signal.SIGKILL)
     owner.wait(20)
     assert left.exists()
     own = make_runtime_folder(tmp_path)
     assert not left.exists()
     assert own.path.stat().st_mode & 0o077 == 0
-    assert sweep(tmp_path) == [], "nor is ours swept by ourselves"
+    assert sweep(tmp_path) == [], "a process does not sweep its own folder"
     own.remove()
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Of lines that clients cause, one a second of each kind is logged, and the rest is counted."""
+"""Of log lines that clients cause, one a second of each kind is logged, and the others are counted."""
 
 import logging
 

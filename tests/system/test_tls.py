@@ -1,4 +1,4 @@
-"""Certificates and keys: which files are refused, and with which words."""
+"""Invalid certificates and keys are refused with the right message."""
 
 import ssl
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from streamserve.system.tls import tls_context
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[[str], str]:
-    """The names of files: cert, key, other (another's key), locked (with a password), both, text."""
+    """The names of the files: cert, key, other (another's key), locked (with a password), both, text."""
     certificate, other = (trustme.CA().issue_cert("localhost") for _ in range(2))
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert")
     certificate.private_key_pem.write_to_path(tmp_path / "key")

@@ -1,4 +1,4 @@
-"""Where a user's files are, whatever the environment says."""
+"""A user's files are in the right folders, whatever the environment variables say."""
 
 import pwd
 from pathlib import Path
@@ -17,7 +17,8 @@ def test_folders_are_those_of_the_specification(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_relative_folder_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each folder that a command is called in would get a cache."""
+    """A relative path does not count; otherwise every folder in which a command is called would get a
+    cache."""
     monkeypatch.setenv("HOME", "/home/someone")
     assert cache_folder({"XDG_CACHE_HOME": "relative"}) == cache_folder({"XDG_CACHE_HOME": ""})
     assert cache_folder({"XDG_CACHE_HOME": "relative"}) == cache_folder({})

@@ -31,7 +31,7 @@ def spm(sentencepiece: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def reference(byte_level: Path) -> Any:
-    """The tokenizer of transformers for `bpe`."""
+    """transformers' tokenizer for `bpe`."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(byte_level)

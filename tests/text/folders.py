@@ -1,4 +1,4 @@
-"""Tokenizer folders in Hugging Face layout, small enough to make in a moment."""
+"""Tokenizer folders in Hugging Face layout, small enough to be made quickly."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ _LLAMA3_SPLIT = (
 
 
 def byte_level_folder(folder: Path, **settings: Any) -> Path:
-    """A byte-level BPE as Llama 3 and Qwen have it, which begins every text with `<|begin|>`."""
+    """Return a byte-level BPE like those of Llama 3 and Qwen, which begins every text with `<|begin|>`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -48,7 +48,7 @@ def byte_level_folder(folder: Path, **settings: Any) -> Path:
 
 
 def sentencepiece_folder(folder: Path, **settings: Any) -> Path:
-    """A BPE over characters with byte fallback, as Llama 2 and Mistral have it."""
+    """Return a BPE over characters with byte fallback, like those of Llama 2 and Mistral."""
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     merges: list[tuple[str, str]] = []
     for character in "▁abcdefghijklmnopqrstuvwxyzHWäöü.,":
@@ -100,7 +100,7 @@ MISTRAL_SPECIAL = (
 
 
 def tekken_folder(folder: Path, version: str = "v13") -> Path:
-    """A folder with only a tekken.json: the bytes, some merges over them, and special tokens."""
+    """Return a folder with only a tekken.json: the bytes, some merges over them, and special tokens."""
     merges = [
         b"th",
         b"the",

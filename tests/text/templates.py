@@ -1,4 +1,4 @@
-"""Chat templates of several models, shortened, and what they are rendered with."""
+"""Shortened chat templates of several models, and the conversations that they are rendered with."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ MISTRAL = """{{ bos_token }}
 GUARD = """{% for message in messages %}<{{ message.role }}>
 {%- for part in message.content | selectattr('type', 'equalto', 'text') %}{{ part.text | trim }}{% endfor %}
 </{{ message.role }}>{% endfor %}"""
-"""Writes parts only, as Llama Guard 3 does."""
+"""A template that renders only message parts, like Llama Guard 3."""
 EITHER = """{% macro write(content) %}{% if content is string %}{{ content }}{% else %}
 {%- for part in content %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}
 {% for message in messages %}<{{ message.role }}>{{ write(message.content) }}{% endfor %}"""
@@ -39,11 +39,11 @@ STRICT = """{% if messages[0].role == 'system' %}{% set first = messages[0].cont
 {{- raise_exception('roles must alternate') }}{% endif %}
 {%- if loop.first and first is defined %}<<SYS>>{{ first }}<</SYS>>{% endif %}
 {{- '<' + message.role + '>' + message.content }}{% endfor %}"""
-"""Has a system message at the start only, and alternating roles, as Llama 2 and Mistral do."""
+"""A template with a system message only at the start, and alternating roles, like Llama 2 and Mistral."""
 QWEN2 = """{% if messages[0].role == 'system' %}<|im_start|>system
 {{ messages[0].content }}<|im_end|>{% endif %}
 {%- for message in messages %}{% if message.role in ('user', 'assistant', 'tool')
  or (message.role == 'system' and not loop.first) %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>{% endif %}{% endfor %}"""
-"""Leaves out messages of the role developer."""
+"""A template that leaves out messages of the role developer."""
 TOOL_JSON = "{% for m in messages %}{{ m.content | tojson if m.role == 'tool' else m.content }};{% endfor %}"

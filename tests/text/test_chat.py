@@ -1,4 +1,4 @@
-"""Chat templates render as in transformers; what can't be rendered is refused by name."""
+"""Chat templates render as in transformers; messages that cannot be rendered are refused by name."""
 
 import json
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Every piece of text from the detokenizer is final, and together they equal the decoded whole."""
+"""Every piece of text from the detokenizer is final, and the pieces add up to the decoded text."""
 
 import time
 
@@ -86,7 +86,7 @@ def test_text_after_a_prompt_is_read_as_in_the_whole(
     ("before", "text"),
     [
         ("<s>hello", " world"),
-        ("<s>hello\n", " world"),  # the last token is a byte
+        ("<s>hello\n", " world"),  # The last token has only a part of a character's bytes.
         ("<s>hello 🙂", " world"),  # a part of a character
         ("<s>hello</s>", "world"),  # a special token, after which another text begins
         ("", "world"),
@@ -102,7 +102,8 @@ def test_a_completion_keeps_its_first_space(spm: Tokenizer, before: str, text: s
 
 @pytest.mark.parametrize("token", [3 + 0xF0, 0, 5000, 262])
 def test_the_work_per_token_does_not_grow_with_the_text(spm: Tokenizer, token: int) -> None:
-    """One byte, a special token, an unknown one, a plain one, many times over."""
+    """The work for each token does not grow with the text: one byte, a special token, an unknown one and a
+    plain one, repeated many times."""
     reader = detokenizer(spm, skip_special_tokens=True)
     start = time.process_time()
     for _ in range(20_000):

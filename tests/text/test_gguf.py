@@ -45,11 +45,11 @@ PATTERNS = {
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 PATTERNS |= dict.fromkeys(("dbrx", "smaug-bpe"), PATTERNS["llama-bpe"])
-"""As in the tokenizer.json of Llama 3, Qwen 2, Mistral Nemo, Phi-4-mini, Phi-4 and SmolLM3."""
+"""Patterns as in the tokenizer.json of Llama 3, Qwen 2, Mistral Nemo, Phi-4-mini, Phi-4 and SmolLM3."""
 WHOLE = ("llama-bpe", "tekken", "smaug-bpe")
-"""Those which keep words that are tokens whole."""
+"""The tokenizers that keep words which are tokens whole."""
 BEGINS = ("llama-bpe", "tekken")
-"""Those which begin texts with a token."""
+"""The tokenizers that begin texts with a token."""
 SPECIAL = ["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"]
 WORDS = [
     "the", " the", "  ", " ", "\n", "\n\n", "\t", "quick", "brown's", "I'LL", "1", "1234", " 56", "Grüße",
@@ -66,7 +66,7 @@ def texts(scale: Scale) -> list[str]:
 
 
 def steps(pre: str) -> list[Any]:
-    """What published tokenizers of this name do before merging."""
+    """Return the steps that published tokenizers of this name perform before merging."""
     if pre == "gpt-2":
         return [pre_tokenizers.ByteLevel(add_prefix_space=False)]
     if pre in ("smollm", "refact"):
@@ -79,7 +79,7 @@ def steps(pre: str) -> list[Any]:
 
 
 def byte_level(pre: str) -> Tokenizer:
-    """A trained byte-level tokenizer; llama-bpe's begins texts with a token."""
+    """Return a trained byte-level tokenizer. The one for llama-bpe begins texts with a token."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=pre in WHOLE))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -99,7 +99,7 @@ def byte_level(pre: str) -> Tokenizer:
 
 
 def write(path: Path, add: Callable[[gguf.GGUFWriter], None]) -> Path:
-    """Write a file that has only a tokenizer."""
+    """Write a file that contains only a tokenizer."""
     writer = gguf.GGUFWriter(path, "llama")
     add(writer)
     writer.add_tensor("x", np.zeros(1, np.float32))
@@ -147,8 +147,8 @@ def test_byte_level_tokenizers_give_the_original_ids(tmp_path: Path, scale: Scal
 
 
 def sentencepiece(prefix: bool = True) -> tuple[Tokenizer, list[str], list[float], list[int]]:
-    """A BPE over characters as Llama 2 has it, and its pieces, scores and types as a SentencePiece file has
-    them."""
+    """Return a BPE over characters like Llama 2's, with its pieces, scores and types as in a SentencePiece
+    file."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [2, 3, 3] + [6] * 256
     merged = [
@@ -221,8 +221,8 @@ def test_sentencepiece_tokenizers_give_the_original_ids(tmp_path: Path, scale: S
 
 
 def gemma() -> tuple[Tokenizer, list[str], list[float], list[int]]:
-    """A BPE as Gemma's tokenizer.json has it, and its pieces, scores and types as llama.cpp's converter
-    writes them: those that the model's developers defined, with spaces for SentencePiece's mark."""
+    """Return a BPE like the one in Gemma's tokenizer.json, with its pieces, scores and types as llama.cpp's
+    converter writes them: user-defined pieces have spaces in place of SentencePiece's mark."""
     defined = ["\n", "\n\n", "▁▁▁▁", "▁▁▁", "▁▁", "<table>"]
     merged = [
         "▁t", "he", "▁the", "el", "lo", "hel", "hello", "▁w", "wor", "or", "\t\t", "▁a", "in", "aa",
@@ -279,8 +279,8 @@ def test_gemma_tokenizers_give_the_original_ids(tmp_path: Path, scale: Scale) ->
 
 
 def by_scores(text: str, pieces: list[str], scores: list[float]) -> list[int]:
-    """Merge the neighbours with the best score, the first of equals, until there are none: what SentencePiece
-    defines."""
+    """Merge the neighbours with the best score, the first of equals, until no merge is possible, as
+    SentencePiece defines."""
     ids, symbols = {piece: number for number, piece in enumerate(pieces)}, list("▁" + text.replace(" ", "▁"))
     while True:
         pairs = [first + second for first, second in itertools.pairwise(symbols)]
@@ -363,7 +363,7 @@ def test_the_formats_are_found_in_the_files_chat_template(
 
 
 def changed(entry: str, value: Any, kind: str = "gpt2") -> Callable[[gguf.GGUFWriter], None]:
-    """Return what writes a good tokenizer with one entry set, or with None taken away."""
+    """Return a function that writes a good tokenizer with one entry set, or removed by None."""
 
     def add(writer: gguf.GGUFWriter) -> None:
         if kind == "gpt2":

@@ -62,7 +62,8 @@ async def test_errors_name_the_field(tokenizer: Tokenizer) -> None:
 
 
 class Slow:
-    """A compiler that waits for `done` with each grammar but the first, which is for the vocabulary."""
+    """A compiler that blocks on each grammar until `done`, except on the first one, which is for the
+    vocabulary."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -88,13 +89,14 @@ async def test_a_slow_grammar_is_refused_and_waiting_ones_get_503() -> None:
 
 
 async def test_a_grammar_waits_for_a_slow_one_outside_of_its_own_time() -> None:
-    """It is compiled once the slow one has ended, although that took longer than the limit of both."""
+    """A grammar's time limit excludes waiting for a slow one: it is compiled once the slow one has ended,
+    although that took longer than both limits."""
     slow = Slow()
     checking = check(slow, seconds=3.0)
     await refused(checking, DIGITS)
     others = [Grammar(kind="regex", text=str(number)) for number in range(3)]
     waiting = [asyncio.create_task(checking(grammar, "guided_regex")) for grammar in others]
-    await asyncio.sleep(0.01)  # they wait for a compilation that has not ended
+    await asyncio.sleep(0.01)  # They wait for a compilation that has not ended.
     assert DIGITS not in slow.compiled
     slow.done.set()
     await asyncio.gather(*waiting)

@@ -1,4 +1,4 @@
-"""Measured latencies, and whether they meet the targets."""
+"""Latencies are measured correctly, and compared with the targets."""
 
 import pytest
 
@@ -14,7 +14,8 @@ def measured(*tokens: tuple[int, float]) -> Stopwatch:
 
 
 def test_time_to_the_first_token_and_mean_time_of_the_others() -> None:
-    """1.5, then three more until 3.0: 500 ms, and 500 ms each."""
+    """The first token is at 1.5, and three more until 3.0: 500 ms to the first token, and 500 ms for each
+    further one."""
     watch = measured((0, 1.5), (0, 1.6), (0, 2.9), (0, 3.0))
     assert watch.outcome(Slo(tpot_ms=500.0, ttft_ms=500.0)) == SloOutcome(True, 500.0, 500.0)
     for missed in (Slo(tpot_ms=499.0), Slo(ttft_ms=499.0), Slo(tpot_ms=1e3, ttft_ms=1.0)):

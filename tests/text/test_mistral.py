@@ -1,4 +1,4 @@
-"""Mistral's tokenizers give the ids of mistral-common, and its rendering of conversations."""
+"""Mistral's tokenizers give the ids of mistral-common, and render conversations in the same way."""
 
 import shutil
 import sys
@@ -43,7 +43,7 @@ CONVERSATION: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small tekken.json, and the SentencePiece model that comes with mistral-common."""
+    """Folders with a small tekken.json, and with the SentencePiece model of mistral-common."""
     spm = tmp_path_factory.mktemp("spm")
     shutil.copy(MistralTokenizer.v3().instruct_tokenizer.tokenizer.file_path, spm / "tokenizer.model.v3")
     return {"tekken": tekken_folder(tmp_path_factory.mktemp("tekken")), "spm": spm}

@@ -1,4 +1,4 @@
-"""Calls whose marks are missing, doubled, or in a value are still calls, and their arguments are JSON."""
+"""Calls whose marks are missing, doubled, or inside a value are recognized, and their arguments are JSON."""
 
 import json
 
@@ -103,7 +103,7 @@ CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
     ("harmony", HARMONY.replace("}", "") + HARMONY, "", ADD * 2),
     ("harmony", HARMONY.replace("<|call|>", "") + HARMONY, "", ADD * 2),
     ("harmony", HARMONY.replace("<|message|>", ""), "", ADD),
-    # Opening marks are missing: the closing mark, or the separator after the name, shows the call.
+    # Opening marks are missing: the closing mark, or the separator after the name, shows that it is a call.
     ("hermes", HERMES.removeprefix("<tool_call>\n"), "", ADD),
     ("hermes", "Let me see.\n" + HERMES.removeprefix("<tool_call>\n") + HERMES[12:], "Let me see.", ADD * 2),
     ("hermes", 'So:\n{"name": "add", "arguments": {}}\nis a call.', None, []),
@@ -178,7 +178,7 @@ CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
     ),
     ("hermes", HERMES.replace('{"name', '{"function": {"name').replace("}}", "}}}"), "", ADD),
 ]
-"""A format, a text, and the content (None: all of it) and calls in it."""
+"""A format, a text, the content in it (None: the whole text), and the calls in it."""
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
@@ -238,13 +238,14 @@ WRITTEN: dict[str, list[str]] = {
 """The pieces of a call in each format; %s stands for the text."""
 QUOTED = {name for name in WRITTEN if name not in ("qwen3_coder", "functiongemma")}
 UNMARKED = [("mistral", 0), ("granite", 0), ("qwen3_coder", 1), ("harmony", 3)]
-"""Pieces without which nothing shows a call, or the name is missing."""
+"""Pieces without which a call cannot be recognized, or its name is missing."""
 TEXTS = ("hello", "a b, c.")
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> tuple[str, str, list[str]]:
-    """A format, two calls of which each may have a mark missing, doubled, or in its text; and the texts."""
+    """Return a format, a text with two calls, each of which may have a mark missing, doubled, or in its text,
+    and the calls' texts."""
     name = draw(st.sampled_from(sorted(WRITTEN)))
     written, values = "", []
     for _ in range(2):

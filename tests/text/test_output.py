@@ -1,4 +1,4 @@
-"""A choice's tokens become deltas: text, log-probabilities and the reason it ended."""
+"""A choice's tokens are converted to deltas: text, log-probabilities and the finish reason."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_a_stop_token_of_the_request_is_in_the_text_when_requested(bpe: Tokenize
     assert "".join(delta.text for delta in deltas) == "so END"
     assert (deltas[-1].finish, deltas[-1].stop) == ("stop", ids[-1])
     other = params(include_stop_str_in_output=True)
-    assert feed(ChoiceText(bpe, other), events(ids, "stop"))[-1].text == ""  # the model's own end
+    assert feed(ChoiceText(bpe, other), events(ids, "stop"))[-1].text == ""  # the model's own end token
 
 
 def test_a_parsed_reply_stops_in_its_answer_only(bpe: Tokenizer) -> None:

@@ -1,4 +1,5 @@
-"""Chunks are edited like a list, each edit completely or not at all, and templates are filled once."""
+"""Chunks are edited like a list. Each edit is applied completely or not at all, and templates are rendered
+once."""
 
 import pytest
 from hypothesis import given

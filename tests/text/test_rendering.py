@@ -1,4 +1,5 @@
-"""Every text of a conversation is in the prompt, or it is refused; no text of a client is a control token."""
+"""Every text of a conversation is in the prompt, or the conversation is refused; no text of a client becomes
+a control token."""
 
 import json
 import time
@@ -45,7 +46,7 @@ CONTENTS = WORD | st.lists(WORD, min_size=1, max_size=3).map(lambda texts: parts
 
 @st.composite
 def conversations(draw: st.DrawFn, contents: Any = CONTENTS) -> list[dict[str, Any]]:
-    """Conversations whose contents all differ, in any order of roles."""
+    """Conversations with distinct contents, in any order of roles."""
     roles = draw(st.lists(st.sampled_from(["system", "developer", "user", "assistant"]), max_size=5))
     chat = [said(role, draw(contents)) for role in [*roles, "user"]]
     for number, message in enumerate(chat):
@@ -86,7 +87,8 @@ HOSTILE = st.lists(st.sampled_from([*SPECIALS, "<|im_", "end|>", "a", " ", "\n"]
 def test_no_content_of_a_client_becomes_a_special_token(
     bpe: Tokenizer, source: str, chat: list[dict[str, Any]]
 ) -> None:
-    """The special tokens of the prompt are those of the same conversation without any in its contents."""
+    """No content of a client becomes a special token: the prompt has the special tokens of the same
+    conversation whose contents have none."""
     chat = [message for message in chat if message["role"] != "assistant"]
     try:
         rendered = run(source, chat, bpe)
@@ -164,7 +166,7 @@ def test_a_template_that_writes_parts_gets_parts() -> None:
 def test_parts_are_written_one_after_the_other(source: str) -> None:
     assert "<user>one two" in text_of(run(source, [said("user", parts("one", " two"))])).replace(
         "onetwo",
-        "one two",  # the template strips them
+        "one two",  # The template strips these characters.
     )
 
 
@@ -199,7 +201,7 @@ WITHOUT_SYSTEM = (
     "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
     "{% endif %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"
 )
-"""As of Gemma 2: system messages are refused, and roles must alternate."""
+"""A template like Gemma 2's: system messages are refused, and roles must alternate."""
 
 
 def test_thousands_of_user_messages_become_one_soon() -> None:

@@ -1,4 +1,5 @@
-"""A reply becomes events; stop strings act in its answer only, and null arguments are an empty object."""
+"""A reply becomes events. Stop strings apply only to its answer, and null arguments become an empty
+object."""
 
 import json
 
@@ -33,7 +34,8 @@ def reader_of(stop: tuple[str, ...] = ("STOP",), include_stop: bool = False) -> 
 
 
 def read(reader: ReplyReader, text: str, size: int, cut: bool = False) -> tuple[list[ReplyEvent], str | None]:
-    """The merged events of a text in pieces of `size`, without ids of calls, and the stop string found."""
+    """Return the merged events of a text in pieces of `size`, without ids of calls, and the stop string that
+    was found."""
     merged, stop = MergedEvents(), None
     for start in range(0, len(text), size):
         scan = reader.feed(text[start : start + size])
@@ -89,7 +91,7 @@ def test_pieces_before_min_tokens_are_not_searched() -> None:
     ("text", "cut", "called"),
     [
         (CALL[: CALL.index('"}}')], True, False),
-        (CALL[: CALL.index("}</")], False, True),  # only the last } and the mark are missing
+        (CALL[: CALL.index("}</")], False, True),  # Only the last } and the mark are missing.
         (CALL[: CALL.index("}</")], True, True),
         (f"{CALL}<tool_call>", True, True),
         (f"{CALL}{CALL[: CALL.index('STOP')]}", True, False),
@@ -97,7 +99,7 @@ def test_pieces_before_min_tokens_are_not_searched() -> None:
     ],
 )
 def test_a_reply_that_ends_within_a_call_has_not_called(text: str, cut: bool, called: bool) -> None:
-    """`cut`: by a stop token of the request."""
+    """A reply that ends within a call has no call. `cut`: it is ended by a stop token of the request."""
     reader = reader_of()
     read(reader, text, 5, cut)
     assert reader.called == called

@@ -1,4 +1,4 @@
-"""An edited text has the tokens of the whole text, and only few pieces are tokenized again."""
+"""An edited text has the tokens of the whole text, and only few pieces of it are tokenized again."""
 
 import json
 import random
@@ -102,7 +102,7 @@ def test_the_usual_pipelines_are_split(tokenizers: dict[str, Tokenizer]) -> None
 def test_tokens_are_those_of_the_whole_text(
     name: str, texts: list[str], tokenizers: dict[str, Tokenizer]
 ) -> None:
-    """Appended to, truncated, and replaced."""
+    """A text that was appended to, truncated or replaced has the tokens of the whole text."""
     tokenizer = tokenizers[name]
     retokenizer, before = Retokenizer(tokenizer), EMPTY
     for text in [texts[0], "".join(texts), texts[0] + texts[-1], *texts]:
@@ -116,7 +116,7 @@ def test_tokens_are_those_of_the_whole_text(
 def test_tokens_are_those_of_the_whole_prompt(
     name: str, texts: list[tuple[str, bool]], kept: int, tokenizers: dict[str, Tokenizer]
 ) -> None:
-    """Also if only a change of the literal parts distinguishes two versions."""
+    """The whole prompt's tokens result, even if two versions differ only in which parts are literal."""
     tokenizer = tokenizers[name]
     retokenizer, before = Retokenizer(tokenizer), EMPTY
     parts = [tokenizer.literal(text) if literal else PromptText(text) for text, literal in texts]
@@ -132,7 +132,8 @@ def test_tokens_are_those_of_the_whole_prompt(
 def test_merges_across_the_border_of_two_chunks(
     name: str, tokenizers: dict[str, Tokenizer], scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Chunks split anywhere, even within words: their separate tokens are not those of the whole."""
+    """Tokens merge across the border of two chunks. Chunks are split anywhere, even within words, where
+    separate tokens would differ."""
     tokenizer, rng = tokenizers[name], random.Random(scale.seed)
     retokenizer = Retokenizer(tokenizer)
     merged = 0

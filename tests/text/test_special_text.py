@@ -55,7 +55,8 @@ def test_a_literal_text_has_no_special_tokens_and_all_its_characters(
 def test_special_tokens_around_a_literal_text_are_kept(
     bpe: Tokenizer, spm: Tokenizer, before: str, text: str, after: str
 ) -> None:
-    """The template's marks are recognized, also next to a text that has the same ones."""
+    """Special tokens around a literal text are kept: the template's marks are recognized, even next to a text
+    that contains the same marks."""
     for tokenizer in (bpe, spm):
         mark = "<|im_end|>" if tokenizer is bpe else "</s>"
         prompt = joined(before + mark, tokenizer.literal(text), mark + after)

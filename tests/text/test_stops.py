@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the text is split, and never sent."""
+"""Stop strings are found wherever the text is split, and are never sent."""
 
 from itertools import pairwise
 
@@ -27,7 +27,8 @@ def read(finder: StopFinder, pieces: list[str]) -> tuple[str, str | None]:
 
 
 def naive(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    """The rule, spelled out: the first place where the text ends with a stop string; the longest of them."""
+    """Return the first place where the text ends with a stop string, the longest one, by the plain
+    definition."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

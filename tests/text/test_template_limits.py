@@ -1,4 +1,4 @@
-"""Templates end, whatever they say, and others are rendered as before."""
+"""Rendering a template always ends; ordinary templates render as before."""
 
 import threading
 import time
@@ -154,7 +154,8 @@ def test_texts_are_those_of_plain_jinja() -> None:
     ("iterations", "threads"), [(10, 1), (2 * template_limits.QUICK_ITERATIONS, 2)], ids=["quick", "slow"]
 )
 async def test_a_slow_rendering_moves_to_the_side_thread(iterations: int, threads: int) -> None:
-    """It begins in the event loop, and is repeated elsewhere where it takes long; the text is the same."""
+    """A slow rendering moves to the side thread: it begins in the event loop, and is repeated in the thread
+    if it takes long. The text is the same."""
     source = f"{{% for i in range({iterations}) %}}{{% endfor %}}{{{{ messages[0].content }}}}"
     template = ChatTemplate(source, {})
     ran: list[int] = []

@@ -54,7 +54,8 @@ def assert_agrees(folder: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"add_bos_token": False}, {"eos_token": "<tool>"}])
 def test_byte_level_agrees_with_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Also where tokenizer.json takes a token for a plain one that the settings name as special."""
+    """Byte-level tokenizers agree with transformers, even if tokenizer.json marks a token as plain that the
+    settings name as special."""
     folder = byte_level_folder(tmp_path, **settings)
     assert_agrees(folder)
     assert Tokenizer.from_folder(folder).is_special(340) == ("eos_token" in settings)

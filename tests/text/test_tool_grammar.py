@@ -1,4 +1,4 @@
-"""Messages that a grammar lets a model write, where it may call functions whose arguments follow a schema."""
+"""Grammars for messages that may call functions allow only arguments that follow the functions' schemas."""
 
 import json
 from typing import Any
@@ -53,7 +53,7 @@ WHOLE = [
     ("mistral", f"[TOOL_CALLS][{CALL}, {FREE}]"),
     ("mistral", f'See: [TOOL_CALLS]weather[ARGS]{ROME}[TOOL_CALLS]any{{"a": 1}}'),
 ]
-REFUSED = [  # the last sign is the first that is refused
+REFUSED = [  # The last character is the first that is refused.
     ("hermes", "<tool_call>s"),
     ("hermes", '<tool_call>{"name": "o'),
     ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "L'),
@@ -93,7 +93,7 @@ def grammar(format: str, thinks: bool = False, answer: dict[str, Any] | None = N
 
 
 def accepted(spec: Grammar, text: str) -> tuple[int, bool]:
-    """The number of bytes that the grammar accepts, and whether the text may end there."""
+    """Return the number of bytes that the grammar accepts, and whether the text may end there."""
     check_grammar(spec)
     matcher = LLMatcher(LLTokenizer("byte"), to_llguidance(spec), log_level=0)
     assert not matcher.is_error(), matcher.get_error()

@@ -54,7 +54,8 @@ Parsed = tuple[str, list[tuple[str | None, str]]]
 
 
 def read(format: Format, pieces: list[str], parallel: bool = True, named: str | None = None) -> Parsed:
-    """The content, and the calls' names and arguments; each call's events are adjacent and in order."""
+    """Return the content, and the calls' names and arguments. The events of each call must be adjacent and in
+    order."""
     reader, merged, content = ToolCallParser(format, TOOLS, parallel, named), MergedEvents(), ""
     for events in [*map(reader.feed, pieces), reader.finish()]:
         merged.add(events)
@@ -159,7 +160,7 @@ CASES: list[tuple[str, str, Parsed]] = [
     ),
     ("olmo3", "<function_calls>\nprint(f(a=1))\n</function_calls>", None),  # type: ignore[list-item]
 ]
-"""A format, a text, and what is parsed from it; None: the text itself, without a call."""
+"""A format, a text, and the parsed calls; None: the text is content, without a call."""
 
 
 @pytest.mark.parametrize(("name", "text", "parsed"), CASES)
@@ -234,7 +235,8 @@ def test_any_text_is_parsed_the_same_character_by_character(format: Format, part
     [case for case in CASES if case[2] and {"json", "named"}.issuperset(FORMATS[case[0]].syntaxes)],
 )
 def test_arguments_come_as_they_are_written(name: str, text: str, parsed: Parsed) -> None:
-    """A sign waits at most for the next one, a key for its end; a mark in a value for the value's end."""
+    """Arguments are streamed as they are generated: a character waits at most for the next one, a key for its
+    end, and a mark in a value for the value's end."""
     text = text.replace(ARGUMENTS["note"].split(" ü")[0], "")  # type: ignore[attr-defined]
     parsed = read(FORMATS[name], [text])
     reader = ToolCallParser(FORMATS[name], TOOLS)

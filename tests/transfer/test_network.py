@@ -1,4 +1,4 @@
-"""KV over TCP: exactly the blocks of open reservations are written, whoever sends when."""
+"""With KV over TCP, exactly the blocks of open reservations are written, whoever sends and whenever."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ FINGERPRINT = "model/16/1"
 
 @pytest.fixture(autouse=True)
 def _short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A push that makes no progress fails sooner than in a fleet."""
+    """Shorten the time after which a push without progress fails."""
     monkeypatch.setattr("streamserve.transfer.network.STALL_SECONDS", STALL_SECONDS)
 
 
@@ -83,7 +83,7 @@ def pair(make: Callable[..., Pair]) -> Pair:
 
 
 def test_blocks_of_an_open_reservation_arrive(pair: Pair) -> None:
-    """Some megabytes, in several parts."""
+    """Blocks of an open reservation arrive: some megabytes, in several parts."""
     copies = [(number, 63 - number) for number in range(OWN)]
     pair.memory.gate.open("a", [there for _, there in copies])
     job = pair.push(copies)
@@ -96,7 +96,8 @@ def test_blocks_of_an_open_reservation_arrive(pair: Pair) -> None:
 
 
 def test_a_lost_writer_that_comes_back_writes_into_no_blocks(pair: Pair) -> None:
-    """Its reservation is closed, or another request's blocks are in the pool now."""
+    """A lost writer that returns writes into no blocks: its reservation is closed, or another request's
+    blocks are in the pool."""
     pair.memory.gate.open("a", [5, 6])
     pair.push([(0, 5)])
     assert not pair.wait().error
@@ -113,7 +114,8 @@ def test_a_lost_writer_that_comes_back_writes_into_no_blocks(pair: Pair) -> None
 
 
 def test_memory_that_is_reopened_takes_writes_with_the_next_keys_alone(make: Callable[..., Pair]) -> None:
-    """Those of the fleet before have another address, keys and incarnation."""
+    """Reopened memory accepts writes only with the next keys. Writers of the previous fleet have another
+    address, other keys and another incarnation."""
     pair, network = make(), make_network()
     pair.memory.gate.open("a", [1])
     pair.memory.close()
@@ -168,7 +170,7 @@ def test_without_the_fleets_key_nothing_is_written(make: Callable[..., Pair]) ->
 
 
 def stranger_to(network: KVNetwork) -> KVNetwork:
-    """Another client key with the right server key: a listener must check who connects."""
+    """Return a client with another key and the right server key: a listener must check who connects."""
     other = make_network()
     return KVNetwork(network.address, network.public, other.secret, True)
 
@@ -195,7 +197,8 @@ def test_the_rate_limit_is_observed(make: Callable[..., Pair]) -> None:
 
 
 def test_within_a_machine_shared_memory_is_chosen(make: Callable[..., Pair]) -> None:
-    """The address where it would be written over TCP is not used: no reservation is open."""
+    """Within a machine, shared memory is chosen: the TCP address is not used, as no reservation is open
+    there."""
     pair = make(make_network(always=False))
     job = pair.push([(0, 7)])
     assert pair.wait() == Landed(job, LAYERS * WIDTH)
@@ -215,7 +218,8 @@ def test_a_forged_address_is_refused(pair: Pair, changed: dict[str, object], mes
 
 
 def test_hostile_writes_are_refused(make: Callable[..., Pair]) -> None:
-    """From a holder of the key: other sizes, rows that there are not, nonsense."""
+    """Hostile writes from a holder of the key are refused: wrong sizes, rows that do not exist, invalid
+    bytes."""
     network = make_network()
     pair = make(network)
     pair.memory.gate.open("a", range(THERE))

@@ -1,4 +1,4 @@
-"""KV transfer into another process's pool: exactly the pushed blocks are written, others are refused."""
+"""A KV transfer into another process's pool writes exactly the pushed blocks; other writes are refused."""
 
 import gc
 import signal
@@ -40,7 +40,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make(kind: str) -> Iterator[Callable[..., Transport]]:
-    """A transport of this kind, closed after the test."""
+    """Return a function that makes a transport of this kind, which is closed after the test."""
     made: list[Transport] = []
 
     def make(pool: torch.Tensor | Pools, bytes_per_second: float | None = None) -> Transport:
@@ -61,7 +61,7 @@ def transport(make: Callable[..., Transport], pool: torch.Tensor) -> Transport:
 
 @pytest.fixture
 def receiving(kind: str) -> Iterator[tuple[torch.Tensor, CacheAddress]]:
-    """A pool that can be written, and its address."""
+    """Return a writable pool and its address."""
     memory: Memory = NixlMemory() if kind == "nixl" else SharedMemory()
     pool = memory.allocate(LAYERS * BLOCKS * WIDTH).view(LAYERS, BLOCKS, WIDTH)
     yield pool, memory.address(BLOCKS, FINGERPRINT)
@@ -84,7 +84,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def other(kind: str) -> Iterator[tuple[subprocess.Popen[str], CacheAddress]]:
-    """Another process with a pool; it prints the content of a block."""
+    """A process with a pool, which prints the content of a block."""
     command = [sys.executable, "-c", RECEIVER, kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -129,7 +129,8 @@ def test_blocks_arrive_at_their_destinations(
 def test_each_layer_is_sent_as_soon_as_a_step_has_written_it(
     make: Callable[..., Transport], pool: torch.Tensor, receiving: Receiving
 ) -> None:
-    """The first layer is a draft model's, which has read the prompt before; the step writes the others."""
+    """Each layer is sent as soon as a step has written it. The first layer belongs to a draft model, which
+    has read the prompt before."""
     target, address = receiving
     written = np.full(1, 40, np.int64)
     transport = make(Pools([pool[:1], pool[1:]], written))
@@ -175,7 +176,7 @@ def test_pushes_to_a_dead_process_fail(
     process.wait()
     with pytest.raises(TransferError, match="cannot be opened"):
         make(pool).check(address)
-    transport.check(receiving[1])  # lets go of the dead
+    transport.check(receiving[1])  # releases the memory of dead processes
     transport.push(address, [(0, 0)])
     (landed,) = wait(transport, 1)
     assert "gone" in landed.error

@@ -1,4 +1,5 @@
-"""The links of a target to draft services that follow ZeroMQ's protocol, or break it."""
+"""Links of a target to draft services work with peers that follow ZeroMQ's protocol, and survive peers that
+break it."""
 
 import contextlib
 import select
@@ -19,7 +20,7 @@ from streamserve.workers.zmtp import COMMAND, GREETING, ProtocolError, frame, re
 
 @pytest.fixture
 def impostor() -> Iterator[socket.socket]:
-    """A process that has taken the address of a service, and does what it wants there."""
+    """A process that has taken a service's address and sends anything from there."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(10.0)
         yield listening
@@ -53,7 +54,7 @@ def accepted(impostor: socket.socket, link: PlainLink) -> socket.socket:
 
 
 def nothing_received(link: PlainLink) -> bool:
-    """Let the link work; return whether it received no message. It may leave the peer."""
+    """Let the link work; return whether it received no message. The link may drop the peer."""
     try:
         return not list(link.receive())
     except ProtocolError:
@@ -61,7 +62,7 @@ def nothing_received(link: PlainLink) -> bool:
 
 
 def closed(link: PlainLink, connection: socket.socket, data: bytes) -> int:
-    """Send `data` again and again until the link closes the connection; return the number of bytes sent."""
+    """Send `data` repeatedly until the link closes the connection; return the number of bytes sent."""
     connection.setblocking(False)
     sent = 0
     while True:
@@ -72,7 +73,7 @@ def closed(link: PlainLink, connection: socket.socket, data: bytes) -> int:
         except ConnectionError:
             return sent
         assert nothing_received(link)
-        assert sent < 64 << 20, "nothing stops it"
+        assert sent < 64 << 20, "the connection was not closed"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_peer_that_breaks_the_protocol_is_left_and_tried_again(
         with accepted(impostor, link) as connection:
             connection.sendall(b"" if data.startswith(b"HTTP") else GREETING + ready(b"ROUTER"))
             assert closed(link, connection, data) < 16 << 20
-            assert not link.send(b"x"), "it is not connected"
+            assert not link.send(b"x"), "the link is not connected"
     link.close()
 
 
@@ -109,7 +110,7 @@ def test_messages_arrive_at_a_socket_of_libzmq_and_back_also_after_a_restart() -
                 link = link or link_to(port)
                 deadline = time.monotonic() + 10
                 while not service.poll(20):
-                    list(link.receive())  # notices that the service before has gone
+                    list(link.receive())  # notices that the earlier service has gone
                     link.send(b"%d" % number)
                     assert time.monotonic() < deadline
                 peer, data = service.recv_multipart()
@@ -136,7 +137,8 @@ def test_a_service_that_does_not_read_makes_sending_fail(impostor: socket.socket
 
 
 def test_messages_that_were_read_but_not_taken_are_pending(impostor: socket.socket) -> None:
-    """The socket is not readable for them: the next poll must not wait."""
+    """Messages that were read but not taken are pending: the socket is not readable for them, so the next
+    poll must not wait."""
     link = link_to(impostor.getsockname()[1])
     with accepted(impostor, link) as connection:
         connection.sendall(GREETING + ready(b"ROUTER"))
@@ -154,7 +156,7 @@ def test_messages_that_were_read_but_not_taken_are_pending(impostor: socket.sock
         assert [*first, *rest] == [b"a"] * 100
         assert not link.pending
 
-        # More chunks than one call reads, of messages that end in the middle of a chunk.
+        # More chunks than a single call reads, of messages that end in the middle of a chunk.
         many = frame(b"b" * 1000) * 4000
         sender = threading.Thread(target=connection.sendall, args=(many,))
         sender.start()

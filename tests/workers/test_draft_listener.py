@@ -54,7 +54,7 @@ def wait(listener: DraftListener, seconds: float) -> bool:
 
 
 def failures(listener: DraftListener, count: int = 1, seconds: float = 10.0) -> list[str]:
-    """Receive until `count` connections have failed; return why."""
+    """Receive until `count` connections have failed; return the reasons."""
     texts: list[str] = []
     deadline = time.monotonic() + seconds
     while len(texts) < count:
@@ -86,7 +86,7 @@ def messages(listener: DraftListener, seconds: float = 10.0) -> list[ReceivedMes
 
 
 def shake_hands_while(listener: DraftListener, connection: socket.socket, minor: int = 1) -> None:
-    """Do the handshake of a client without keys, while the listener takes its part in it."""
+    """Perform the handshake of a client without keys, while the listener handles its side."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         shaken = pool.submit(shake_hands, connection, minor)
         while not shaken.done():
@@ -96,8 +96,8 @@ def shake_hands_while(listener: DraftListener, connection: socket.socket, minor:
 
 
 def send_while(listener: DraftListener, connection: socket.socket, data: bytes, repeat: bool = False) -> int:
-    """Send all of `data`, or the same again until the connection is closed, while the listener reads; return
-    the number of bytes sent."""
+    """Send all of `data`, or repeat it until the connection is closed, while the listener reads; return the
+    number of bytes sent."""
     connection.setblocking(False)
     sent = 0
     with contextlib.suppress(ConnectionError):
@@ -105,12 +105,12 @@ def send_while(listener: DraftListener, connection: socket.socket, data: bytes, 
             with contextlib.suppress(BlockingIOError):
                 sent += connection.send(data[sent % len(data) :])
             assert not list(listener.receive())
-            assert sent < 64 << 20, "nothing stops it"
+            assert sent < 64 << 20, "the connection was not closed"
     return sent
 
 
 def receive_until_honest(listener: DraftListener, seconds: float = 10.0) -> list[ReceivedMessage]:
-    """Return all messages until an honest client's arrives, which must be within `seconds`."""
+    """Return all messages until an honest client's message arrives, which must be within `seconds`."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as honest:
         honest.setsockopt(zmq.LINGER, 0)
         honest.connect(listener.address)
@@ -120,7 +120,7 @@ def receive_until_honest(listener: DraftListener, seconds: float = 10.0) -> list
         while not any(message.data == HELLO for message in heard):
             heard += listener.receive()
             list(listener.ended())
-            assert time.monotonic() < deadline, "an honest client is not heard any more"
+            assert time.monotonic() < deadline, "messages of an honest client are not received any more"
         return heard
 
 
@@ -164,7 +164,8 @@ def test_any_bytes_after_a_handshake_are_survived(listener: DraftListener, minor
     with contextlib.ExitStack() as stack:
         for body in [*BODIES, *disturbed]:
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port(listener))))
-            # What identity it shows is the same each time: another's is free again once that has ended.
+            # The client shows the same identity each time; another client's identity is free again once that
+            # client has ended.
             shake_hands_while(listener, connection, minor)
             connection.sendall(body)
             wait(listener, 0.02)
@@ -180,7 +181,8 @@ def test_any_bytes_after_a_handshake_are_survived(listener: DraftListener, minor
 
 
 def test_half_open_connections_are_closed_without_leaks(listener: DraftListener) -> None:
-    """As many as this process may have open at once; other connections still work."""
+    """Half-open connections are closed without leaks: the maximum number that this process may open at a
+    time; other connections still work."""
     waiting = [connect_and_send(listener, b"\xff" + bytes(rest)) for rest in range(8) for _ in range(25)]
     assert receive_until_honest(listener)
     for one in waiting:
@@ -250,7 +252,8 @@ while True:
 def test_without_free_file_descriptors_connected_clients_are_served_and_others_connect_later(
     scale: Scale,
 ) -> None:
-    """More half-open connections than the process may have files: nothing fails, and service resumes."""
+    """Without free file descriptors, connected clients are served and others connect later. There are more
+    half-open connections than the process may have files."""
     process = subprocess.Popen([sys.executable, "-c", FEW_FILES], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     address = process.stdout.readline().strip()
@@ -276,7 +279,7 @@ def test_without_free_file_descriptors_connected_clients_are_served_and_others_c
             half_open.append(connection)
         inside.recv()
         inside.send(b"x")
-        assert inside.poll(10_000), "it was in already"
+        assert inside.poll(10_000), "the client was already connected"
         late = client()
         if scale.full:
             assert late.poll(60_000), "as handshakes time out"
@@ -309,12 +312,13 @@ def test_a_message_of_endless_parts_is_refused_at_its_first_part(listener: Draft
         shake_hands_while(listener, connection)
         sent = send_while(listener, connection, b"\x01\x00" * 4096, repeat=True)
         assert failures(listener) == ["a connection violated the protocol: a message has more than one part"]
-    assert sent < 16 << 20, "the connection was closed, not read on"
+    assert sent < 16 << 20, "the connection was closed and not read further"
     assert receive_until_honest(listener)
 
 
 def test_unfinished_messages_of_all_connections_together_are_bounded(listener: DraftListener) -> None:
-    """Each is within the limit of a message, and none is ever finished."""
+    """Unfinished messages of all connections together are bounded. Each is within the limit of a message, and
+    none is ever finished."""
     unfinished = b"\x02" + CLOSE_BYTES.to_bytes(8, "big") + bytes(CLOSE_BYTES - 1)
     count = MAX_HELD_BYTES // CLOSE_BYTES + 2
     with contextlib.ExitStack() as stack:
@@ -344,7 +348,8 @@ def test_a_client_that_does_not_read_makes_answers_drop(listener: DraftListener)
 
 
 def test_a_flood_of_commands_ends_its_connection_and_delays_no_client(listener: DraftListener) -> None:
-    """Commands are no messages, so no rate limit counts them."""
+    """A flood of commands ends its connection and delays no client. Commands are not messages, so no rate
+    limit counts them."""
     for command in (frame(b"\x04PING\0\0", COMMAND), b"\x04\x00"):
         with contextlib.ExitStack() as stack:
             flooding = []
@@ -358,7 +363,8 @@ def test_a_flood_of_commands_ends_its_connection_and_delays_no_client(listener: 
 
 
 def test_what_arrived_in_time_is_read_before_deadlines_are_applied(listener: DraftListener) -> None:
-    """The thread may have been held up for longer than a handshake may take."""
+    """Data that arrived in time is read before deadlines are applied, as the thread may have been held up for
+    longer than a handshake may take."""
     with connect_and_send(listener, b"") as connection:
         assert wait(listener, 5.0)
         assert not list(listener.receive())
@@ -368,7 +374,8 @@ def test_what_arrived_in_time_is_read_before_deadlines_are_applied(listener: Dra
 
 
 def test_clients_of_whole_messages_go_on_among_many_unfinished_ones(listener: DraftListener) -> None:
-    """Each of many connections holds little, and none of them finishes: the oldest are closed."""
+    """Clients with whole messages continue among many unfinished ones: each of many connections holds little
+    and never finishes, so the oldest are closed."""
     part = b"\x02" + (200_000).to_bytes(8, "big") + bytes(160_000)
     with contextlib.ExitStack() as stack, zmq.Context() as context, context.socket(zmq.DEALER) as honest:
         for _ in range(MAX_HELD_BYTES // 160_000 + 10):
@@ -403,12 +410,12 @@ def test_a_new_client_takes_the_place_of_a_silent_one() -> None:
         first.sendall(b"\x00\x01b")
         assert [message.data for message in messages(listener)] == [b"b"]
         stack.enter_context(socket.create_connection(("127.0.0.1", port(listener))))
-        assert failures(listener), "all have sent messages: the one that is silent for longest goes"
+        assert failures(listener), "all have sent messages, so the longest silent one is closed"
         assert ended_by_peer(third)
 
 
 def ended_by_peer(connection: socket.socket) -> bool:
-    """Return whether the peer has closed a connection, after at most 5 seconds."""
+    """Return whether the peer has closed a connection, waiting for at most 5 seconds."""
     connection.settimeout(5.0)
     try:
         while connection.recv(1 << 16):

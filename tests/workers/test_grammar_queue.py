@@ -12,7 +12,7 @@ DIGITS, LETTERS = Grammar(kind="regex", text="[0-9]+"), Grammar(kind="regex", te
 
 
 class Compiler:
-    """A compiler that finishes grammars when the test says so."""
+    """A compiler that finishes grammars when the test tells it to."""
 
     def __init__(self) -> None:
         self.go = {DIGITS: threading.Event(), LETTERS: threading.Event()}

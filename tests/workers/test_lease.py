@@ -1,4 +1,4 @@
-"""A worker's process and its lease, which its parent extends through a pipe."""
+"""A worker's process ends with its lease, which its parent extends through a pipe."""
 
 import subprocess
 import sys
@@ -22,7 +22,8 @@ sys.stdin.read()
 
 
 def run(extended: float) -> tuple[int, str]:
-    """Return the exit status and the output of a process whose lease is extended for so many seconds."""
+    """Return the exit status and the output of a process whose lease is extended for this number of
+    seconds."""
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     until = time.monotonic() + extended
@@ -40,7 +41,7 @@ def run(extended: float) -> tuple[int, str]:
 
 
 def test_a_lease_that_was_extended_while_no_thread_ran_is_not_over() -> None:
-    assert run(extended=5.5) == (LEASE_EXIT_STATUS, "alive\n"), "it ended after its last extension"
+    assert run(extended=5.5) == (LEASE_EXIT_STATUS, "alive\n"), "the process ended after its last extension"
 
 
 def test_a_lease_that_is_not_extended_ends_the_process() -> None:

@@ -1,4 +1,4 @@
-"""What a worker keeps of the outputs of requests with an idempotency key."""
+"""A worker stores the outputs of requests with an idempotency key."""
 
 from streamserve.protocol.messages import (
     Cancel,
@@ -61,7 +61,8 @@ def test_a_next_attempt_keeps_the_log_probabilities_that_are_known() -> None:
 
 
 def test_another_request_of_the_same_name_gets_nothing_of_it() -> None:
-    """Names of two heads can be equal; equal tokens after another prompt have other log-probabilities."""
+    """Another request with the same name gets none of the stored outputs. Names of two heads can be equal,
+    and equal tokens after another prompt have other log-probabilities."""
     keeper = OutputKeeper()
     keeper.apply(submit())
     keeper.sent([Token("r", 1, 0, 0, 5, -0.1)])
@@ -79,7 +80,7 @@ def test_requests_that_failed_are_forgotten_and_the_oldest_beyond_the_limits() -
     small = OutputKeeper(max_bytes=100)
     small.apply(submit())
     small.sent([Token("r", 1, 0, n, n) for n in range(10)])
-    assert not len(small), "all of it is more than the limit"
+    assert not len(small), "the whole output exceeds the limit"
 
 
 def test_messages_are_bounded_and_can_be_decoded() -> None:

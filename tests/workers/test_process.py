@@ -1,4 +1,4 @@
-"""A worker process: its threads, their CPUs, its libraries and its memory."""
+"""A worker process has the right threads, CPUs, libraries and memory."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def test_kernel_threads_are_pinned_to_separate_cpus(folder):
         pytest.skip("threads are not pinned without kernels, or with a single processor")
     allowed = [_cpus(task / "status") for task in (folder / "task").iterdir()]
     pinned = [next(iter(one)) for one in allowed if len(one) == 1]
-    assert len(set(pinned)) in (0, 2)  # none where other workers were there first
+    assert len(set(pinned)) in (0, 2)  # There are none if other workers have taken them.
     main = _cpus(folder / "status")
     others = [number for number in pinned if number not in main]
     assert len(others) == (1 if pinned else 0)

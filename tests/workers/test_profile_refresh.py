@@ -1,4 +1,4 @@
-"""A profile in doubt is measured again while the worker is idle, and no request waits for it."""
+"""A doubtful profile is measured again while the worker is idle, and no request waits for it."""
 
 import logging
 import time
@@ -87,9 +87,9 @@ def test_an_unstable_profile_is_measured_again_when_the_worker_is_idle(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    rig = make_rig(stable=False, factor=30.0)  # beyond what other load does to a measurement
+    rig = make_rig(stable=False, factor=30.0)  # more than other load changes a measurement
     assert COMMAND in caplog.text
-    assert rig.wait() == WAIT, "it has only just begun to be idle"
+    assert rig.wait() == WAIT, "the worker has been idle for too short a time"
     assert rig.idle() > 2
     measured = rig.store.read(rig.profile.subject)
     assert measured is not None
@@ -97,12 +97,14 @@ def test_an_unstable_profile_is_measured_again_when_the_worker_is_idle(
     assert measured.cost.kv_bytes == rig.profile.cost.kv_bytes
     assert rig.refresher.profile == measured
     assert "measured again" in caplog.text
-    assert rig.engine.speculation.step_cost(1, 0) == pytest.approx(measured.cost(1)), "and used from now on"
+    assert rig.engine.speculation.step_cost(1, 0) == pytest.approx(measured.cost(1)), (
+        "the new profile is used from now on"
+    )
 
 
 def test_a_profile_of_a_busy_machine_leaves_nothing_behind(make_rig: Callable[..., Rig]) -> None:
-    """Bandwidth, matrix rate and floor are measured again too, and so are numbers of query tokens that the
-    first measurement had no time for."""
+    """Measuring the profile of a busy machine again leaves no old values: bandwidth, matrix rate and floor
+    are measured again, and so are numbers of query tokens that the first measurement had no time for."""
     rig = make_rig(stable=False, factor=30.0)
     busy = msgspec.structs.replace(
         rig.profile,
@@ -156,9 +158,9 @@ def test_a_request_during_a_measurement_waits_for_at_most_one_step(make_rig: Cal
     before = rig.measured
     for number in range(3):
         assert rig.wait() == 0
-        assert rig.measured == before + number + 1, "each time a single step"
+        assert rig.measured == before + number + 1, "a single step each time"
     assert rig.serve([3, 5, 7]) == alone_text
-    assert rig.measured == before + 3, "and nothing more until the worker is idle again"
+    assert rig.measured == before + 3, "nothing more is measured until the worker is idle again"
     assert rig.wait() == WAIT
     assert rig.idle() > 0
     assert rig.measured == 0

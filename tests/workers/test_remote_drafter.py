@@ -29,7 +29,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @pytest.fixture
 def endpoint() -> Iterator[tuple[zmq.Socket, str]]:
-    """Bind the endpoint of a later service."""
+    """Reserve the endpoint of a service that starts later."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         port = socket.bind_to_random_port("tcp://127.0.0.1")
@@ -61,7 +61,7 @@ def test_without_trees_of_a_service_n_grams_draft(endpoint: tuple[zmq.Socket, st
     trees = drafter.collect(time.monotonic() + 1.0)
     assert trees[1].tokens == (6, 7, 8, 5, 6)
     drafter.begin([request([5, 6, 7, 8, 5, 6, 7, 8, 9])])
-    assert drafter.collect(time.monotonic() + 1.0) == {}, "9 was never seen before"
+    assert drafter.collect(time.monotonic() + 1.0) == {}, "token 9 never occurred before"
     report = drafter.report()
     assert (report.services, report.trees, report.accepted) == (0, 0, 0)
     assert (report.fallback_trees, report.fallback_accepted) == (1, 2)
@@ -94,8 +94,8 @@ def test_a_tree_of_a_service_takes_precedence_over_n_grams(endpoint: tuple[zmq.S
     socket.send_multipart([peer, encode(answer)])
     time.sleep(0.1)
     trees = drafter.collect(time.monotonic() + 0.2)
-    assert trees[1].tokens == (6, 1, 2), "the service's"
-    assert trees[2].tokens == (2, 1, 2), "its tree has not come"
+    assert trees[1].tokens == (6, 1, 2), "the tree is the service's"
+    assert trees[2].tokens == (2, 1, 2), "the service's tree has not arrived"
     drafter.begin([request([5, 6, 7, 8, 5, 6, 1, 9])])
     report = drafter.report()
     assert (report.services, report.trees, report.accepted) == (1, 1, 1)

@@ -1,4 +1,4 @@
-"""The signs that a worker's step goes on, as its journal shows them to the server."""
+"""A worker's step shows signs of progress in its journal, which the server reads."""
 
 import mmap
 import threading
@@ -31,7 +31,8 @@ class Worker:
         self.journal.beat()
 
     def later(self, seconds: float, layers: int = 0, compiled: int = 0) -> Entry:
-        """Return what the server reads after a time, in which so much was computed or compiled."""
+        """Return the signs that the server reads after some time, in which this amount was computed or
+        compiled."""
         self.now, self.layers, self.compiled = (
             self.now + seconds, self.layers + layers, self.compiled + compiled,
         )  # fmt: skip
@@ -51,7 +52,8 @@ def test_each_layer_and_each_phase_is_progress() -> None:
 
 
 def test_the_signs_of_a_closed_model_are_not_read() -> None:
-    """A thread reads them, and may be reading them just when the model is to be closed."""
+    """The signs of a closed model are not read: a thread reads them, possibly at the moment when the model is
+    closed."""
     worker = Worker()
     reading, closed, errors = threading.Event(), threading.Event(), []
 
@@ -80,7 +82,7 @@ def test_while_kernels_are_compiled_nothing_else_is_expected() -> None:
     assert worker.later(1.0, layers=1).moved_at == 162.0
     worker.later(1.0, compiled=2)
     worker.journal.leave([])
-    assert worker.later(1.0).moved_at == 164.0, "the step is over"
+    assert worker.later(1.0).moved_at == 164.0, "the step has ended"
 
 
 def test_loading_an_adapter_takes_longer_than_other_messages() -> None:
@@ -101,7 +103,8 @@ def test_a_step_is_expected_to_show_progress_after_each_of_its_parts() -> None:
 
 
 def test_a_first_step_that_was_never_measured_may_be_long() -> None:
-    """Its time is predicted for another machine, and it touches memory and libraries for the first time."""
+    """A first step that was never measured may be long: its time is predicted for another machine, and it
+    touches memory and libraries for the first time."""
     worker = Worker(longest_part=0.25)
     for measured, first in ((True, 2.0), (False, LOADING_SECONDS), (False, 2.0)):
         worker.journal.signs = replace(worker.journal.signs, measured=measured)
@@ -127,5 +130,5 @@ def test_the_longest_part_is_a_layer_or_the_head_and_a_devices_whole_step(
     before = signs.progress()
     engine = Engine(loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0)
     generate(engine, [[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), 1)
-    assert signs.progress() - before == 4 * 4, "each layer of each step"
+    assert signs.progress() - before == 4 * 4, "every layer of every step gives a sign"
     loaded.executor.close()

@@ -1,4 +1,4 @@
-"""The worker's throughput line in the log: once a minute, only after work, about that minute."""
+"""The worker logs its throughput once a minute, only after work, and for that minute."""
 
 import msgspec
 
@@ -13,7 +13,8 @@ NOTHING = Report(
 
 
 def after(report: Report, steps: int, floor: float | None = 10.0) -> Report:
-    """Return a report `steps` steps later: 20 seconds, 3 generated tokens a step, 700 prompt tokens."""
+    """Return a report `steps` steps later: after 20 seconds, with 3 generated tokens in each step and 700
+    prompt tokens."""
     return msgspec.structs.replace(
         report,
         steps=report.steps + steps,

@@ -1,4 +1,4 @@
-"""The wire protocol of ZeroMQ, as a draft service without keys reads it."""
+"""The wire protocol of ZeroMQ is read correctly by a draft service without keys."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ HANDSHAKE = handshakes()["ZMTP 3.1"].removesuffix(b"\x00\x03abc")
 
 
 def read(data: bytes, cuts: list[int], max_bytes: int = 1000) -> tuple[list[bytes], bytes]:
-    """Return the messages in `data`, fed in parts, and the bytes to answer."""
+    """Return the messages in `data`, which is fed in parts, and the bytes to reply."""
     reader, messages, start = FrameReader(max_bytes), [], 0
     for end in [*sorted(cuts), len(data)]:
         reader.feed(data[start:end])

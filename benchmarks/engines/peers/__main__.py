@@ -7,7 +7,7 @@ are added to a file under --folder, so a long measurement can be made in slices 
     python -m benchmarks.engines.peers setup --model 345m             once: environments, checkpoint (10 GB)
     python -m benchmarks.engines.peers run --model 345m --rounds 7    every peer, every scenario
     python -m benchmarks.engines.peers run --model 345m --http        the servers
-    python -m benchmarks.engines.peers run --model 345m --widths int8  weights of 8 bits; int4: of 4
+    python -m benchmarks.engines.peers run --model 345m --widths int8 8-bit weights; int4: 4-bit weights
     python -m benchmarks.engines.peers.quality                        what each engine's rounding changes
     python -m benchmarks.engines.peers report --model 345m            table, JSON and PNG of all rounds
 
@@ -78,22 +78,24 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("command", choices=("setup", "run", "report"))
     parser.add_argument("--model", choices=MODELS, default="345m")
     theirs = [name for name in PEERS if name not in OURS_OF.values()]
-    parser.add_argument("--peers", nargs="+", choices=theirs, help="only these")
+    parser.add_argument("--peers", nargs="+", choices=theirs, help="measure only these peers")
     parser.add_argument(
-        "--widths", nargs="+", choices=OURS_OF, default=["bf16"], help="of weights (default bf16)"
+        "--widths", nargs="+", choices=OURS_OF, default=["bf16"], help="widths of the weights (default bf16)"
     )
-    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, help="only these")
-    parser.add_argument("--rounds", type=int, help="rounds of this slice (7, with --quick 1)")
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, help="run only these scenarios")
+    parser.add_argument("--rounds", type=int, help="number of rounds (7, or 1 with --quick)")
     parser.add_argument("--http", action="store_true", help=f"measure the servers of {', '.join(HTTP_PEERS)}")
     parser.add_argument(
-        "--quick", action="store_true", help="a few scenarios, kept apart from the full measurement"
+        "--quick", action="store_true", help="run a few scenarios, recorded in a separate file"
     )
-    parser.add_argument("--fresh", action="store_true", help="forget the rounds so far")
+    parser.add_argument("--fresh", action="store_true", help="discard the recorded rounds first")
     parser.add_argument(
         "--paced", action="store_true", help="wait for Enter before every start and every scenario"
     )
-    parser.add_argument("--kv-gib", type=int, default=2, help="memory for everybody's KV cache (default 2)")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="environments, checkpoints, rounds, logs")
+    parser.add_argument("--kv-gib", type=int, default=2, help="GiB of KV cache in each engine (default 2)")
+    parser.add_argument(
+        "--folder", type=Path, default=FOLDER, help="where environments, checkpoints and records are"
+    )
     return parse(parser, quick=True)
 
 

@@ -18,7 +18,8 @@ class EngineError(RuntimeError):
 
 
 class Process:
-    """A process and its children. Its output goes to `log`, unless it `answers` on standard output."""
+    """Manages a process and its children. Output goes to `log`, unless the process `answers` on standard
+    output."""
 
     def __init__(
         self,
@@ -52,11 +53,11 @@ class Process:
             return []
 
     def stop(self) -> None:
-        """Stop all its processes, including background work."""
+        """Stop all of the engine's processes, including background work."""
         self._send(signal.SIGSTOP)
 
     def go(self) -> None:
-        """Continue its processes."""
+        """Continue the engine's processes."""
         self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
@@ -65,8 +66,8 @@ class Process:
                 process.send_signal(number)
 
     def memory(self) -> dict[str, float]:
-        """Return the resident bytes of all its processes: anonymous, and including file mappings and shared
-        memory."""
+        """Return the resident bytes of all processes: anonymous memory, and the total with file mappings and
+        shared memory."""
         measured = {"RssAnon": 0.0, "VmRSS": 0.0}
         for process in self.tree():
             try:
@@ -80,7 +81,7 @@ class Process:
         return {"anonymous": measured["RssAnon"], "resident": measured["VmRSS"]}
 
     def end(self, grace: float) -> None:
-        """Close its input, then kill its processes after `grace` seconds."""
+        """Close the process's input, then kill its processes after `grace` seconds."""
         self.go()
         if self.popen.stdin is not None and not self.popen.stdin.closed:
             self.popen.stdin.close()
@@ -93,7 +94,7 @@ class Process:
         self.popen.wait()
 
     def last_words(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the process's log."""
         return " | ".join(self.log.read_text(errors="replace").strip().splitlines()[-3:])
 
 

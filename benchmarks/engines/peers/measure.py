@@ -25,7 +25,7 @@ FLOOR_WORK = {"name": MACHINE, "known": [], "turns": [[[]]], "out": 3, "streams"
 
 @dataclass(frozen=True)
 class Plan:
-    """The measurement plan: names of model, peers and scenarios, and the cores and KV memory to use."""
+    """A measurement plan: the names of the model, peers and scenarios, and the cores and KV memory to use."""
 
     model: str
     peers: tuple[str, ...]
@@ -36,11 +36,11 @@ class Plan:
     folder: Path
     records: Path
     paced: bool = False
-    """Wait for Enter before every start and every scenario."""
+    """Whether to wait for Enter before every start and every scenario."""
 
 
 class Slice:
-    """One start of all engines and the rounds after it."""
+    """A run in which every engine is started once, and the rounds that follow."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -128,7 +128,8 @@ class Slice:
         return setup.converted(peer, self.checkpoint, self.plan.folder, self.plan.cores)
 
     def floors(self, scenario: Scenario) -> dict[str, dict[str, float]]:
-        """Return by width the seconds of the scenario's floor now, and the values it was computed from."""
+        """Return by width the scenario's least seconds, from the machine's speed now, and the measured
+        speeds."""
         with self.alone(MACHINE) as machine:
             assert isinstance(machine, Engine)
             bandwidth, rate, rate_int8 = machine.run(FLOOR_WORK)["answers"][0][0]

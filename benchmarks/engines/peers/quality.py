@@ -38,8 +38,8 @@ Distributions = list[np.ndarray[Any, Any]]
 
 def no_worse(ours: str, peer: str) -> bool:
     """Return whether our engine's divergence is no larger than the peer's as far as the texts can tell: the
-    mean of the differences, text by text, is not beyond its 95 % interval above 0. Engines that were not
-    measured compare with none."""
+    mean of the differences, text by text, is not above 0 by more than its 95 % interval. The result is True
+    if either engine was not measured."""
     path = results_folder() / f"{NAME}.json"
     measured = json.loads(path.read_text())["figures"] if path.exists() else {}
     if ours not in measured or peer not in measured:
@@ -49,7 +49,7 @@ def no_worse(ours: str, peer: str) -> bool:
 
 
 def significantly_above(differences: Sequence[float]) -> bool:
-    """Return whether their mean is above 0 by more than 1.96 standard errors."""
+    """Return whether the mean is above 0 by more than 1.96 standard errors."""
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     return statistics.fmean(differences) > 1.96 * error
 
@@ -83,7 +83,7 @@ def of_peer(name: str, texts: Sequence[Text], folder: Path) -> Distributions:
             "texts": [text.tokens[:-1] for text in texts],
         }  # fmt: skip
         command = [str(setup.python(peer, folder)), "-m", "benchmarks.engines.peers.reading", peer.path]
-        log = Path(written) / "log"  # not a pipe: it would stay open while any process of the peer runs
+        log = Path(written) / "log"  # Not a pipe: a pipe would stay open while any process of the peer runs.
         with log.open("w") as output:
             reading = subprocess.Popen(
                 command,
@@ -101,7 +101,8 @@ def of_peer(name: str, texts: Sequence[Text], folder: Path) -> Distributions:
         if reading.returncode:
             raise RuntimeError(log.read_text()[-600:])
         read = [np.load(Path(written) / f"{i}.npy") for i in range(len(texts))]
-    # a predicted token for each token of the text; the reply's begin with that of the prompt's last token
+    # One prediction for each token of the text. The first reply token is predicted after the prompt's last
+    # token.
     return [rows[text.first - 1 :] for rows, text in zip(read, texts, strict=True)]
 
 
@@ -123,7 +124,7 @@ def compare(exact: Distributions, rounded: Distributions) -> dict[str, Any]:
 def measure(
     names: Sequence[str], texts: Sequence[Text], folder: Path
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each engine's figures; engines that fail are named and left out."""
+    """Yield each engine's results. Engines that fail are printed and left out."""
     exact = reference(texts)
     for name in track(names, description="reading"):
         try:
@@ -136,7 +137,7 @@ def measure(
 
 
 def known(settings: Mapping[str, int]) -> dict[str, Any]:
-    """Return the figures of engines that read the same texts before."""
+    """Return the recorded results of engines that read the same texts in an earlier run."""
     path = results_folder() / f"{NAME}.json"
     before = json.loads(path.read_text()) if path.exists() else {"settings": {}}
     found: dict[str, Any] = before["figures"] if before["settings"] == settings else {}
@@ -148,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=10, help="held-out replies a family")
+    parser.add_argument("--count", type=int, default=10, help="number of held-out replies in each family")
     parser.add_argument("--seed", type=int, default=6, help="seed of the held-out items")
     parser.add_argument("--engines", nargs="+", choices=PEERS, default=list(PEERS))
     folder = Path(__file__).parents[3] / "build" / "peers"

@@ -28,7 +28,7 @@ from streamserve.execution.backends.native.library import kernels
 from streamserve.execution.backends.native.paths import best_path, name_of
 
 Scenarios = dict[str, dict[str, dict[str, Any]]]
-"""Figures by scenario and engine."""
+"""Results by scenario and engine."""
 
 TITLES = {name: scenario.title for name, scenario in SCENARIOS.items()} | {
     "http": HTTP.title,
@@ -50,8 +50,8 @@ NOTES = (
 
 
 def report(model: str, widths: Sequence[str], records: Path, write_results: bool) -> None:
-    """Print the results of the records of engines of these widths; `write_results` also writes all
-    results as JSON and PNG, named after the model and the fastest instructions of this processor."""
+    """Print the results of engines of these widths; `write_results` also writes the results of all widths as
+    JSON and PNG, named after the model and the fastest instruction set of this processor."""
     if not records.exists():
         raise SystemExit(f"nothing was measured yet: there is no {records}")
     lines = read(records)
@@ -75,7 +75,7 @@ def report(model: str, widths: Sequence[str], records: Path, write_results: bool
 
 
 def of_width(scenarios: Scenarios, width: str) -> Scenarios:
-    """Return the figures of the engines of this width, of the scenarios that any of them ran."""
+    """Return the results of the engines of this width in scenarios that at least one of them ran."""
     chosen = {
         scenario: {name: entry for name, entry in engines.items() if width_of(name) == width}
         for scenario, engines in scenarios.items()
@@ -162,7 +162,7 @@ def _write(name: str, model: str, lines: list[Record], scenarios: Scenarios) -> 
 
 
 def plot(title: str, scenarios: Scenarios, path: Path) -> None:
-    """Plot shares of the floor by scenario, and ratios to ours with their intervals."""
+    """Plot each scenario's share of the hardware floor, and the ratios to our engine with their intervals."""
     timed = [name for name in scenarios if any("share" in entry for entry in scenarios[name].values())]
     figure, (floors, ratios) = plt.subplots(1, 2, figsize=(13, 0.9 + 0.75 * len(timed)), sharey=True)
     engines = [name for name in NAMES if any(name in scenarios[scenario] for scenario in timed)]

@@ -13,11 +13,12 @@ from benchmarks.engines.peers.adapters import ALL_OURS, OFFLINE_OF, OURS, OURS_O
 Record = dict[str, Any]
 MACHINE = "machine"
 NOT_BEST = ("openvino-u8", *OFFLINE_OF.values(), *ALL_OURS)
-"""Shown, but not compared with as the best peer: a coarser KV cache, and streamserve itself."""
+"""Engines that are shown but never counted as the best peer: those with a coarser KV cache, and streamserve
+itself."""
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a line."""
+    """Append a record to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
@@ -29,9 +30,9 @@ def read(path: Path) -> list[Record]:
 
 
 def figures(records: Iterable[Record]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return for each scenario and engine: the median `value`, its `share` of the same round's floor, the
-    `ratio` of its cost to ours in the same rounds with a 95 % `interval`, `rounds`, first tokens that
-    `agree`."""
+    """Return by scenario and engine: the median `value`, its `share` of the same round's hardware floor, the
+    `ratio` of its cost to our engine's in the same rounds with a 95 % `interval`, the number of `rounds`, and
+    the share of first tokens that `agree`."""
     grouped: dict[str, dict[str, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         if "cost" in record:
@@ -75,8 +76,9 @@ def bootstrap(values: Sequence[float], resamples: int = 2000, seed: int = 0) -> 
 def any_width(records: Iterable[Record], comparable: Callable[[str, str], bool]) -> dict[str, dict[str, Any]]:
     """Return for each scenario the peer that comes closest to ours at any width, and by how much.
 
-    A peer is compared with the fastest of our engines that is `comparable(ours, peer)`: whose rounding costs
-    no more. `ratio` is the median of its cost divided by ours in the rounds in which both ran.
+    A peer is compared with the fastest of our engines that is `comparable(ours, peer)`: an engine is
+    comparable if its rounding diverges no more from float32. `ratio` is the median of its cost divided by
+    ours in the rounds in which both ran.
     """
     costs: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
@@ -119,12 +121,13 @@ def width_of(name: str) -> str:
 
 
 def best_peer(engines: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the peer with the lowest ratio of its cost to ours; all are of one width."""
+    """Return the peer with the lowest ratio of its cost to our engine's; all peers have weights of the same
+    width."""
     ratios = {name: entry["ratio"] for name, entry in engines.items() if "ratio" in entry}
     return min((name for name in ratios if name not in NOT_BEST), key=ratios.__getitem__, default=None)
 
 
 def failures(records: Iterable[Record]) -> list[str]:
-    """Return the errors, each once."""
+    """Return the distinct errors."""
     messages = (f"{r['engine']}, {r['scenario']}: {r['error']}" for r in records if "error" in r)
     return list(dict.fromkeys(messages))

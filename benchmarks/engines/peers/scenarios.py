@@ -9,10 +9,11 @@ from benchmarks.engines.peers.checkpoints import WORDS, Model
 
 @dataclass(frozen=True)
 class Scenario:
-    """`streams` texts that grow by `turns` of `new` tokens and `out` answered ones, in lockstep.
+    """Describes a workload: `streams` texts that grow in lockstep, in each of `turns` by `new` prompt tokens
+    and `out` answered tokens.
 
-    They begin with `known` tokens, the same for all streams and rounds, that every engine has processed just
-    before the clock starts; all others are new in each round. `title` is the row's name.
+    All texts begin with the same `known` tokens, which every engine has processed just before the clock
+    starts; all other tokens are new in each round. `title` is the row's name.
     """
 
     title: str
@@ -24,12 +25,13 @@ class Scenario:
 
     @property
     def tokens(self) -> int:
-        """The tokens that the speed is given in: output tokens, or input tokens for a prefill."""
+        """Return the number of tokens by which the speed is counted: output tokens, or input tokens for a
+        prefill."""
         return self.streams * self.turns * (self.out if self.out > 1 else self.new)
 
     @property
     def longest(self) -> int:
-        """Tokens of a text at its end."""
+        """Return the length of a text at its end, in tokens."""
         return self.known + self.turns * (self.new + self.out)
 
 
@@ -50,7 +52,7 @@ HTTP = Scenario("HTTP, 32 streams", streams=32)
 
 
 def work(name: str, scenario: Scenario, seed: str) -> dict[str, Any]:
-    """Return the scenario's input of an engine: the known token ids, then for each turn the new ids of each
+    """Return the input for an engine: the known token ids, then for each turn the new token ids of each
     stream."""
     fixed, fresh = random.Random(name), random.Random(f"{name} {seed}")
     known = fixed.choices(WORDS, k=scenario.known)
@@ -68,8 +70,8 @@ def work(name: str, scenario: Scenario, seed: str) -> dict[str, Any]:
 
 
 BYTES = {"bf16": 2.0, "int8": 1 + 4 / 128, "int4": 1 / 2 + 8 / 64}
-"""Bytes of a weight of the layers by width, our scales and offsets included. The head has at most 8 bits if
-they do."""
+"""Bytes of a layer weight by width, our scales and offsets included. The output head has 8 bits if the layers
+have 8 or 4."""
 
 
 def floor(model: Model, scenario: Scenario, bandwidth: float, rate: float, width: str = "bf16") -> float:
@@ -87,7 +89,7 @@ def floor(model: Model, scenario: Scenario, bandwidth: float, rate: float, width
                 _step_flops(model, streams, context, rows) / rate,
             )
             context += rows
-        context += 1  # the last answered token is computed with the next turn
+        context += 1  # The last answered token is computed with the next turn.
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""Set up each peer's Python environment, and the checkpoints in each one's format."""
+"""Set up each peer's Python environment, and the checkpoints in each peer's format."""
 
 import importlib
 import os
@@ -15,7 +15,8 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def python(peer: Peer, folder: Path) -> Path:
-    """Return the interpreter that runs the peer: ours, or the one in its environment in `folder`."""
+    """Return the interpreter that runs the peer: this one, or the interpreter of the peer's environment in
+    `folder`."""
     if peer.module == PEERS[OURS].module:
         return Path(sys.executable)
     return folder / "environments" / peer.module / "bin" / "python"
@@ -79,5 +80,5 @@ def install_all(names: Iterable[str], folder: Path, cores: Sequence[int]) -> dic
     return failed
 
 
-if __name__ == "__main__":  # under a peer's interpreter: convert(checkpoint, to, weights)
+if __name__ == "__main__":  # runs under a peer's interpreter: convert(checkpoint, to, weights)
     importlib.import_module(sys.argv[1]).convert(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

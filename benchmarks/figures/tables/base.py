@@ -6,7 +6,8 @@ from benchmarks.figures.files import stamp
 
 Row = Sequence[str]
 TABLES: dict[str, Callable[[str], str]] = {}
-"""By name: functions of the path from the page to the root ("../../") that return the table's Markdown."""
+"""Tables by name. Each is a function of the path from the page to the root ("../../") and returns
+Markdown."""
 
 
 def table(
@@ -34,7 +35,7 @@ def markdown(head: Row, rows: Sequence[Row]) -> str:
 
 
 def caption(files: Sequence[str], up: str, *, brief: bool = False) -> str:
-    """Return a line a file; several files are several runs, which is said."""
+    """Return one line for each result file. Several files are marked as several runs."""
     lines = ["Several runs: each file is one of them."] if len(files) > 1 else []
     lines += [f"{stamp(file, up, brief=brief)}." for file in files]
     return "\n".join(f"<small>{line}</small>" + ("<br>" if line is not lines[-1] else "") for line in lines)

@@ -7,7 +7,7 @@ from .base import Row, table
 
 
 def _idle(one: dict[str, float]) -> str:
-    """Return the measured and the predicted idle time of a round; a prediction of nothing is 0."""
+    """Return the measured and the predicted idle time of a round; 0 where the model predicts no idle time."""
     predicted = one["predicted_idle_per_round"] * 1e3
     shown = "0" if predicted < 0.05 else f"{predicted:.1f}"
     return f"{one['T_idle_per_round'] * 1e3:.1f} / {shown}"
@@ -41,7 +41,7 @@ def paced() -> tuple[Row, list[Row]]:
 
 @table("draft/hosts", "star_hosts")
 def hosts() -> tuple[Row, list[Row]]:
-    """Return one and five targets by the link's delay."""
+    """Return the results with one and with five targets by the link's delay."""
     by = {(one["delay_each_way"], one["targets"]): one for one in figures("star_hosts")}
     rows = [
         [
@@ -61,7 +61,7 @@ def hosts() -> tuple[Row, list[Row]]:
 
 @table("draft/live", "star_live")
 def live() -> tuple[Row, list[Row]]:
-    """Return real targets that share two cores with the service."""
+    """Return the results of real targets that share two cores with the service."""
     rows = []
     for one in figures("star_live"):
         before, service, own, after = (
@@ -117,6 +117,7 @@ for _count in (8, 16):
 
 @call("draft.ngrams")
 def _ngrams() -> list[float]:
-    """Return tokens a second of targets whose service does not answer, with n-grams as the fallback."""
+    """Return tokens a second of targets whose service does not answer and that use n-grams as the
+    fallback."""
     (found,) = [one for one in figures("star")["dead"] if one["fallback"] and one["policy"] == "goodput"]
     return [one["tokens_per_second"] for one in found["targets"]]

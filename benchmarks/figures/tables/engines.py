@@ -81,7 +81,7 @@ def compare_345m() -> tuple[Row, list[Row]]:
 
 @table("engines/1b", "peers-1b")
 def compare_1b() -> tuple[Row, list[Row]]:
-    """Return the same for 1.04 B parameters."""
+    """Return every scenario and engine for 1.04 B parameters."""
     return _compare("peers-1b", floor=True)
 
 
@@ -154,7 +154,8 @@ NAMES = {
 
 @table("engines/any-width", "peers-345m-avx512")
 def any_width() -> tuple[Row, list[Row]]:
-    """Return the peer that comes closest to ours in each scenario, where ours rounds no worse."""
+    """Return the peer that comes closest to our engine in each scenario, among our engines that round no
+    worse."""
     closest = figures("peers-345m-avx512")["any width"]
     rows = []
     for key, label in SCENARIOS.items():
@@ -166,7 +167,7 @@ def any_width() -> tuple[Row, list[Row]]:
 
 @table("engines/quality", "peers_quality")
 def rounding() -> tuple[Row, list[Row]]:
-    """Return what each engine's rounding changes."""
+    """Return how far each engine's rounding changes its distributions."""
     rows = [
         [NAMES[name], f"{entry['divergence'] * 1000:.3g}", f"{entry['same greedy token'] * 100:.1f} %"]
         for name, entry in figures("peers_quality").items()
@@ -176,7 +177,7 @@ def rounding() -> tuple[Row, list[Row]]:
 
 @table("engines/345m-avx512", "peers-345m-avx512")
 def compare_345m_avx512() -> tuple[Row, list[Row]]:
-    """Return 345 M parameters in bf16 on a processor whose bf16 instructions are slower than float32."""
+    """Return the results of 345 M parameters in bf16 on a processor whose bf16 is slower than its float32."""
     return _compare("peers-345m-avx512", floor=True)
 
 
@@ -201,7 +202,7 @@ def mixture() -> tuple[Row, list[Row]]:
 
 @table("engines/short", "peers-345m", brief=True)
 def short() -> tuple[Row, list[Row]]:
-    """Return the ratios to the best peer alone, in two columns of scenarios."""
+    """Return only the ratios to the best peer, in two columns of scenarios."""
 
     def cells(key: str) -> list[str]:
         ratio = _ratio(best("peers-345m", key))

@@ -7,7 +7,7 @@ from .base import Row, table
 
 @table("gpu/decoding", "gpu-8b", "gpu-8b-int4")
 def decoding() -> tuple[Row, list[Row]]:
-    """Return decoding steps beside their floors."""
+    """Return decoding steps and their hardware floors."""
     rows = [
         [
             weights,
@@ -36,7 +36,7 @@ def prefill() -> tuple[Row, list[Row]]:
 
 @table("gpu/speculation", "gpu-8b", brief=True)
 def speculation() -> tuple[Row, list[Row]]:
-    """Return speculation beside plain decoding of an inflated pair."""
+    """Return the speed with speculation and of plain decoding, for an inflated pair."""
     rows = [
         [
             one["policy"],

@@ -8,7 +8,7 @@ from .base import Row, table
 
 
 def value(step: dict[str, Any], key: str, digits: int = 0) -> str:
-    """Return a step's figure; nothing where it has none."""
+    """Return a measured value of a step; an empty string if the step has none."""
     return f"{step[key]:,.{digits}f}" if key in step else ""
 
 

@@ -10,7 +10,7 @@ ROWS = (6, 8, 16, 64, 510)
 
 
 def column(rows: int, key: str) -> list[float]:
-    """Return this figure of every weight shape."""
+    """Return this measured value for every weight shape."""
     return [one[key] for shape in figures(FILE).values() for one in shape if one["rows"] == rows]
 
 

@@ -17,7 +17,7 @@ TRANSFERS = {
     "the same, all at the end": "the same transport, all at the end",
 }
 PROMPTS = 12
-"""Prompts of the transfer part: `settings.prompts`, of which the seconds in the file are the sum."""
+"""Number of prompts in the transfer part (`settings.prompts`). The file has the sum of their seconds."""
 
 
 def _ms(seconds: float, digits: int = 0) -> str:
@@ -58,7 +58,8 @@ def burst() -> tuple[Row, list[Row]]:
 
 
 def crashes() -> dict[tuple[str, str], list[float]]:
-    """Return the seconds until all answers and the pair were back, by lost half and signal."""
+    """Return the seconds until all answers were complete and the pair served again, by killed half and
+    signal."""
     found: dict[tuple[str, str], list[float]] = {}
     for name, record in figures("verify").items():
         match = re.fullmatch(r"tests/test_lifecycle_events\.py::.*\[(.*)\]", name)
@@ -181,14 +182,14 @@ def routers_live_default() -> tuple[Row, list[Row]]:
 
 @call("routers.live.added")
 def _added_rounds() -> str:
-    """Return the difference to the published router in the rounds that were added last."""
+    """Return the difference to the published router in the most recently added rounds."""
     added = figures("routers_live")["added"]["skewed"]["flowguard-as-published"]
     return _interval(added["difference"], 100, 1, "+")
 
 
 @table("streamserve/live", "streamserve_live")
 def streamserve_live() -> tuple[Row, list[Row]]:
-    """Return the live ablation: medians of rounds, and ratios within a round."""
+    """Return the live ablation: medians over rounds, and ratios within a round."""
     measured = figures("streamserve_live")
     rows = [
         [
@@ -258,7 +259,7 @@ def _interaction() -> list[float]:
 
 @call("streamserve.flowguard")
 def _flowguard() -> list[float]:
-    """Return latency with FlowGuard divided by that with round-robin and random routing."""
+    """Return latency with FlowGuard divided by latency with round-robin and random routing."""
     others = ("round-robin", "no FlowGuard (random)")
     return [ratio for other in others for ratio in _latency_ratios("ablation", "full", "ablation", other)]
 

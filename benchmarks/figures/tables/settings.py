@@ -1,4 +1,4 @@
-"""The settings that need others, and the pairs of tested values that are refused, from the rules for them."""
+"""Tables of settings: those that need other settings, and pairs of tested values that the rules refuse."""
 
 from collections import defaultdict
 
@@ -19,7 +19,7 @@ def _settings(need: Need) -> str:
 
 
 def _holes(up: str) -> str:
-    # The tables of values are the tests': they load torch.
+    # The tables of tested values belong to the tests, which load torch.
     from tests.combinations.axes import AXES, axes, refusal
     from tests.combinations.covering import find_holes
 

@@ -28,7 +28,7 @@ call("small.wrong_profiles.cases")(lambda: len(figures("wrong_profiles")))
 
 @table("small/hostile", "hostile")
 def hostile() -> tuple[Row, list[Row]]:
-    """Return a probe's latency and the server's memory under each kind of input."""
+    """Return the latency of a probe and the server's memory under each kind of hostile input."""
     rows = [
         [
             name.replace("_", " "),
@@ -45,7 +45,8 @@ def hostile() -> tuple[Row, list[Row]]:
 
 @table("small/inflated", "inflated")
 def inflated() -> tuple[Row, list[Row]]:
-    """Return how close inflated models are to the original, and to random weights of their shape."""
+    """Return how close inflated models are to the original, and how their speed compares with random
+    weights."""
     rows = [
         [
             one["shape"],

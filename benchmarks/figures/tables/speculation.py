@@ -26,7 +26,7 @@ def mean(records: Records, setting: str) -> float:
 
 
 def best_fixed(records: Records) -> tuple[float, str]:
-    """Return the highest mean of a fixed setting, and its name."""
+    """Return the highest mean speed-up among the fixed settings, and the setting's name."""
     names = [name for name in records[0]["ratio"] if name.startswith("fixed")]
     return max((mean(records, name), name) for name in names)
 
@@ -101,7 +101,8 @@ def engines() -> tuple[Row, list[Row]]:
 
 @table("speculation/engines-new-prompts", "peers_speculation_new_prompts")
 def engines_new_prompts() -> tuple[Row, list[Row]]:
-    """Return the same, mostly on prompts that had not been asked before."""
+    """Return tokens a second of engines with the same draft, mostly on prompts that had not been asked
+    before."""
     return _engines("peers_speculation_new_prompts")
 
 
@@ -158,7 +159,7 @@ def _differ() -> int:
 
 @call("speculation.avx2.functions_ahead")
 def _functions_ahead() -> float:
-    """Return by which share the best fixed setting is ahead of goodput on functions."""
+    """Return by which share the best fixed setting is faster than goodput on the family of functions."""
     (records,) = grid("speculation_avx2").values()
     (one,) = [record for record in records if record["family"] == "functions"]
     fixed = max(ratio for name, ratio in one["ratio"].items() if name.startswith("fixed"))
@@ -184,7 +185,7 @@ call("speculation.plain_vllm.ours")(lambda: [_plain_vllm(count, "ours") for coun
 
 @call("speculation.engines.ahead")
 def _engines_ahead() -> list[float]:
-    """Return by which share the best peer is slower, for 1 and 8 streams, in both comparisons."""
+    """Return by which share the best peer is slower than ours, for 1 and 8 streams, in both comparisons."""
     return [
         record["engines"][record["best_peer"]]["ours"] - 1
         for file in ("peers_speculation", "peers_speculation_new_prompts")

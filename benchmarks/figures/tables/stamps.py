@@ -1,4 +1,4 @@
-"""All result files, and what each says about how it was made."""
+"""A table of all result files, and what each file says about how it was made."""
 
 from benchmarks.figures import files
 from benchmarks.figures.lookup import call

@@ -23,7 +23,8 @@ def _ratios(plain: Any, one: Any) -> list[float]:
 
 @table("streams/main", *MAIN.values())
 def main() -> tuple[Row, list[Row]]:
-    """Return seconds to the first token, their ratio to no streaming, and the change of completion time."""
+    """Return seconds to the first token, their ratio to the result without streaming, and the change of
+    completion time."""
     rows = []
     for part, file in MAIN.items():
         found = figures(file)[part]
@@ -45,7 +46,7 @@ def main() -> tuple[Row, list[Row]]:
 
 @table("streams/orders", "streaming-append", "streaming-update")
 def orders() -> tuple[Row, list[Row]]:
-    """Return how many times better than without streaming each order is, with memory for all."""
+    """Return the speed-up of each order over no streaming, with enough memory for all prompts."""
     names = ("slo", "fcfs", "lcas", "mcps", "arrival")
     rows = []
     for file in ("streaming-append", "streaming-update"):
@@ -81,13 +82,13 @@ def eviction() -> tuple[Row, list[Row]]:
 
 @table("streams/eviction/tight", "streaming-update-tight")
 def eviction_of_updates() -> tuple[Row, list[Row]]:
-    """Return the eviction policies where replaced prompts do not fit."""
+    """Return the eviction policies for replaced prompts that do not fit into memory."""
     return _evictions("streaming-update-tight")
 
 
 @table("streams/eviction/live", "streaming-live-evictions")
 def evictions_live() -> tuple[Row, list[Row]]:
-    """Return what a server evicted, and the seconds that it expected that to cost."""
+    """Return what a server evicted, and the seconds that it expected the evictions to cost."""
     rows = [
         [
             part,
@@ -103,7 +104,7 @@ def evictions_live() -> tuple[Row, list[Row]]:
 
 @table("streams/order", *MAIN.values())
 def order_alone() -> tuple[Row, list[Row]]:
-    """Return what the service order gains without streaming, and what streaming gains in that order."""
+    """Return the gain of the service order without streaming, and the gain of streaming in that order."""
     rows = []
     for part, file in MAIN.items():
         names = ("no streaming", "slo, no streaming", "slo cost")
@@ -115,7 +116,7 @@ def order_alone() -> tuple[Row, list[Row]]:
 
 @table("streams/live", "streaming-live-append", "streaming-live-update")
 def live() -> tuple[Row, list[Row]]:
-    """Return the same over HTTP, with the largest value, as there are few queries."""
+    """Return the times to first token over HTTP, with the largest value, as there are few queries."""
     rows = []
     for kind in ("append", "update"):
         found = figures(f"streaming-live-{kind}")[f"live {kind} 0.8"]
@@ -137,7 +138,8 @@ def live() -> tuple[Row, list[Row]]:
 
 
 def _even(key: str) -> float:
-    """Return how far `cost` is above the better policy where copies take about as long as recomputing."""
+    """Return how far `cost` is above the better policy where copying takes about the same time as
+    recomputing."""
     found = figures("streaming-append-profiles")["append ×10, two H200, even"]
     return float(found["cost"][key] / min(found[name][key] for name in ("recompute", "swap")) - 1)
 
@@ -154,7 +156,7 @@ def _update_p99() -> float:
 
 @table("streams/pairs", "pair_streams")
 def on_pairs() -> tuple[Row, list[Row]]:
-    """Return medians over the seeds, on a pair and on a unified worker."""
+    """Return medians over the seeds, for a pair and for a unified worker."""
     rows = [
         [
             name,
@@ -176,7 +178,7 @@ def on_pairs() -> tuple[Row, list[Row]]:
 
 @table("streams/pairs/ratios", "pair_streams")
 def pair_ratios() -> tuple[Row, list[Row]]:
-    """Return the ratios of rows on the same trace, with their intervals over the seeds."""
+    """Return the ratios between rows on the same trace, with their intervals over the seeds."""
     return ["", "median ratio (95 %)"], [
         [name.replace("_", " "), interval(median, bounds, 3)]
         for name, (median, *bounds) in figures("pair_streams")["ratios"].items()
@@ -185,7 +187,7 @@ def pair_ratios() -> tuple[Row, list[Row]]:
 
 @table("streams/pairs/live", "pair_streams_live")
 def pairs_live() -> tuple[Row, list[Row]]:
-    """Return medians over live rounds, and the ratios."""
+    """Return medians over live rounds, and their ratios."""
     found = figures("pair_streams_live")
     rows = [
         [name, *(f"{1000 * row[key]:.1f}" for key in ("ttft_p50", "ttft_p95", "second_p50", "tpot_p50"))]

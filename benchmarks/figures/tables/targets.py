@@ -19,7 +19,7 @@ COLUMNS = {
 
 
 def _sweep(name: str, file: str, columns: Sequence[str]) -> None:
-    """Register a table with a row a policy, and these columns for each point of the sweep."""
+    """Register a table with one row for each policy, and these columns for each point of the sweep."""
 
     def render(up: str) -> str:
         settings, records = load(file)["settings"], figures(file)
@@ -55,7 +55,7 @@ _sweep("targets/h200", "slo_rate_h200", ("attainment", "goodput"))
 
 
 def _compared(file: str) -> tuple[Row, list[Row]]:
-    """Return live and virtual values of the same requests, and their ratio."""
+    """Return live and simulated values for the same requests, and their ratio."""
     head = [
         "rate", "", "attainment", "goodput", "first token, ms", "TPOT, ms", "scheduling, drafting, target",
     ]  # fmt: skip
@@ -107,7 +107,7 @@ def specustream() -> tuple[Row, list[Row]]:
 
 @table("specustream/virtual", "specustream_virtual")
 def specustream_virtual() -> tuple[Row, list[Row]]:
-    """Return the same in virtual time."""
+    """Return tokens a second by family and concurrency, in virtual time."""
     return _rates("specustream_virtual")
 
 
@@ -125,7 +125,7 @@ COSTS = {"here": "measured", "a100": "A100, simulated", "h200": "H200, simulated
 
 @table("targets/ratios", *RATIOS)
 def ratios() -> tuple[Row, list[Row]]:
-    """Return attainment and goodput of the default policy divided by each other policy's."""
+    """Return attainment and goodput of the default policy divided by each other policy's values."""
     rows = []
     for file in RATIOS:
         settings, records = load(file)["settings"], figures(file)
@@ -145,7 +145,7 @@ def ratios() -> tuple[Row, list[Row]]:
 
 
 def _live(part: str) -> list[float]:
-    """Return live divided by virtual, as distance from 1, of every policy of speculation at every rate."""
+    """Return how far live results differ from simulated ones, for every speculation policy at every rate."""
     return [
         abs(record["ratio"][part] - 1) for record in figures("slo_live") if record["setting"] != "chunked"
     ]

@@ -10,7 +10,7 @@ WIDTHS = ("int8", "int4", "int4:32")
 
 
 def speeds(file: str) -> tuple[Row, list[Row]]:
-    """Return the speed of each width against bf16, by rows."""
+    """Return the speed of each width relative to bf16, by number of rows."""
     rows = [
         [str(entry["rows"]), *(f"{entry[width]['speed']:.2f}" for width in WIDTHS)]
         for entry in figures(file)[SHAPE]
@@ -31,19 +31,20 @@ def speeds_and_shares(file: str) -> tuple[Row, list[Row]]:
 
 @table("widths/intel", INTEL)
 def intel() -> tuple[Row, list[Row]]:
-    """Return speeds and shares."""
+    """Return speeds and shares of the multipliers' rate on the Intel processor."""
     return speeds_and_shares(INTEL)
 
 
 @table("widths/amd", AMD)
 def amd() -> tuple[Row, list[Row]]:
-    """Return speeds and shares."""
+    """Return speeds and shares of the multipliers' rate on the AMD processor."""
     return speeds_and_shares(AMD)
 
 
 @table("attention/amd", "attention-avx512_bf16")
 def attention() -> tuple[Row, list[Row]]:
-    """Return the time of a layer, and the share of the multipliers' rate or of the memory bandwidth."""
+    """Return the time of a layer's attention, and its share of the multipliers' rate or of the memory
+    bandwidth."""
     rows = []
     for model, entries in figures("attention-avx512_bf16").items():
         for entry in entries:
@@ -57,7 +58,7 @@ def attention() -> tuple[Row, list[Row]]:
 
 @table("widths/quality", "width_quality")
 def quality() -> tuple[Row, list[Row]]:
-    """Return perplexity, divergence from 16 bits and agreement with them, mean scores, and acceptance."""
+    """Return perplexity, divergence from 16 bits, agreement with 16 bits, mean scores, and acceptance."""
     rows = []
     for width, measured in figures("width_quality").items():
         weights, tasks = measured["weights"], dict(measured["tasks"])

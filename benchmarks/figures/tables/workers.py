@@ -34,7 +34,7 @@ def memory() -> tuple[Row, list[Row]]:
 
 @table("workers/starts", "starts")
 def starts() -> tuple[Row, list[Row]]:
-    """Return how long starts take, with workers that are started as new processes and forked ones."""
+    """Return how long workers take to start, as new processes and as forked processes."""
     rows = [
         [name, *(f"{one[way]:.2f}" if one[way] < 100 else f"{one[way]:.0f}" for way in ("started", "forked"))]
         for name, one in figures("starts")["median"].items()
@@ -44,7 +44,7 @@ def starts() -> tuple[Row, list[Row]]:
 
 @table("workers/step", "workers")
 def step() -> tuple[Row, list[Row]]:
-    """Return a step's time, and how long loading takes."""
+    """Return the time of a step and of loading the weights."""
     one = figures("workers")["step"]
     load = one["load_s"]
     row = [f"{one['private_ms']:.1f}", f"{one['shared_ms']:.1f}", f"{one['ratio']:.2f}"]
@@ -56,7 +56,7 @@ def step() -> tuple[Row, list[Row]]:
 
 @table("workers/throughput", "workers")
 def throughput() -> tuple[Row, list[Row]]:
-    """Return tokens a second of one worker and of two in the fastest round, which other programs disturbed
+    """Return tokens a second of one worker and of two workers: in the round that other programs disturbed
     least, and in the median round."""
     rounds = figures("workers")["throughput"]
     rows = []
@@ -77,7 +77,7 @@ def throughput() -> tuple[Row, list[Row]]:
 
 @table("workers/decisions", "fleet_scale")
 def decisions() -> tuple[Row, list[Row]]:
-    """Return how long decisions of a large fleet take."""
+    """Return how long the decisions of a large fleet take."""
     rows = [
         [kind, f"{of['count']:,}", f"{1e6 * of['median']:.0f}", f"{1e6 * of['p99']:.0f}"]
         for kind, of in figures("fleet_scale")["seconds"].items()

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Engine:
-    """A workload named `short` ends too early, one named `leave` ends the process."""
+    """A fake engine. A workload named `short` ends too early, and one named `leave` ends the process."""
 
     version = "1"
     precision = "exact"

@@ -44,7 +44,7 @@ def test_only_what_is_known_is_the_same_in_every_round() -> None:
 def test_the_floor_of_a_turn_is_one_step_for_what_is_new_and_one_for_each_further_token() -> None:
     model = checkpoints.Model(hidden=8, layers=1, heads=2, kv_heads=1, ffn=16)
     layer, head = 8 * (16 + 8 + 48), 32_000 * 8
-    kv = 2 * 4 * 2  # keys and values of four numbers of two bytes
+    kv = 2 * 4 * 2  # keys and values of four numbers, each of two bytes
     weights = 2 * (layer + head)
     assert (model.layer_parameters, model.head_parameters, model.kv_bytes) == (layer, head, kv)
     read = sum(weights + context * kv for context in (4, 5, 6))

@@ -1,4 +1,4 @@
-"""Rounds are added only to those that were measured with the same settings."""
+"""Rounds are added only to rounds that were measured with the same settings."""
 
 import json
 from pathlib import Path

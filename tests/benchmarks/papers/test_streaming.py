@@ -1,4 +1,4 @@
-"""The traces of prompt streams have the published statistics, can be written and read, and be replayed."""
+"""Traces of prompt streams have the published statistics; they can be written, read and replayed."""
 
 import statistics
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_invalid_lines_are_refused(line: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", [NONE, NAIVE, DEFAULT], ids=lambda policy: policy.name)
 def test_replay(policy: object) -> None:
-    """One query: when it is streamed, only its last chunk remains to be computed at the end."""
+    """When the query is streamed, only its last chunk remains to be computed at the end."""
     events = [Event(0.5, [("append", 0, 1000)]), Event(3.0, [("append", 0, 40)])]
     done = run([Query(0.0, 10, 4, events)], 1.0, policy, 1000)  # type: ignore[arg-type]
     (ttft,) = done.ttft

@@ -1,4 +1,4 @@
-"""A trial of a machine's fault; apart from other smoke runs, since it depends on the campaigns of tests."""
+"""A smoke run of machine faults. It is a separate file because it depends on the campaigns."""
 
 import pytest
 

@@ -28,7 +28,7 @@ IN_PROCESS = {
     "benchmarks.overhead.lora": "lora.json",
     "benchmarks.overhead.workers --model {model} --parts step": "workers.json",
 }
-"""Command lines, and how a file begins that they write."""
+"""Command lines, and the beginning of the name of a file that each writes."""
 
 LONG = {
     "benchmarks.papers.streaming --parts update-tight": "streaming-update-tight-main.json",
@@ -49,13 +49,13 @@ LONG = {
     "benchmarks.packaged.width_quality": "width_quality.json",
     "benchmarks.robustness.hostile": "hostile.json",
 }
-"""Runs of many seconds, most of them with servers: with `--full`."""
+"""Runs of many seconds, most of them with servers. They run only with `--full`."""
 
 WITH_NAMESPACES = {
     "benchmarks.papers.pair_hosts": "pair_hosts.json",
     "benchmarks.papers.star_hosts": "star_hosts.json",
 }
-"""With `--full`, where network namespaces are permitted."""
+"""Runs that need network namespaces. They run with `--full`, where namespaces are permitted."""
 
 COMMAND_LINE_ONLY = {
     "benchmarks.engines.peers.__main__": "other engines",
@@ -64,7 +64,7 @@ COMMAND_LINE_ONLY = {
     "benchmarks.kernels.packaged_kernels": "a wheel",
     "benchmarks.packaged.first_hour": "a wheel, and downloads",
 }
-"""What these need; their command lines are parsed here."""
+"""Benchmarks whose requirements tests cannot meet, by requirement. Only their command lines are parsed."""
 
 SEPARATE_TESTS = {
     "engines.peers_speculation": "reports given rounds: measuring needs other engines",
@@ -73,8 +73,8 @@ SEPARATE_TESTS = {
     "robustness.machine_faults": "runs with `--full`, where network namespaces are permitted",
     "robustness.quota": "runs with `--full`, where control groups can be made",
 }
-"""Benchmarks with a separate test, and what it does. Without the package in their names, the tests of the
-tables above do not depend on these files."""
+"""Benchmarks with a separate test, and the test's file. Module names are given without the package, so that
+the tests of the tables above do not depend on these files."""
 
 
 def named_benchmarks() -> set[str]:

@@ -68,13 +68,14 @@ def test_prompt_streams_against_a_server(smoke: Smoke, scale: Scale) -> None:
 
 
 def test_a_mixture_is_written(smoke: Smoke) -> None:
-    """Comparing it with llama.cpp needs llama.cpp."""
+    """A mixture's file is written. Comparing it with llama.cpp is not tested, as that needs llama.cpp."""
     smoke(mixture, "write")
     assert list(options.results_folder().rglob("1-layers/model.gguf"))
 
 
 def test_a_comparison_of_speculation_is_reported(smoke: Smoke, tmp_path: Path) -> None:
-    """Measuring it needs the other engines."""
+    """Records of engines' speculation are reported. Measuring is not tested, as it needs the other
+    engines."""
     rounds = [
         {"slice": "a", "round": 0, "streams": 1, "engine": engine, "seconds": seconds, "tokens": 10}
         for engine, seconds in (("streamserve", 1.0), ("vllm", 2.0))

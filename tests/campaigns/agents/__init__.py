@@ -1,6 +1,6 @@
 """The family `agents`: coding agents as their registries install them, against a real server whose model
-writes a script. Each has only the address, the key and the model's name, in a clean environment and an empty
-home folder.
+writes a script. Each agent gets only the address, the key and the model's name, in a clean environment and an
+empty home folder.
 
     make agents                                   installs the agents in build/agents
     python -m tests.campaigns agents --only-seed 3
@@ -28,8 +28,8 @@ FLAGS = ("--threads", "1", "--kv-cache-bytes", "300MB", "--served-model-name", M
 
 
 class AgentsCampaign:
-    """Trials by agent and scenario: consecutive seeds are all agents with one scenario, then with the next. A
-    round of all of them has its own checkpoint, whose replies are cut into other pieces."""
+    """Trials by agent and scenario: consecutive seeds run all agents with one scenario, then with the next.
+    Each such round has a new checkpoint, whose vocabulary cuts replies into other pieces."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class AgentsCampaign:
         self._serves: tuple[int, int | None] | None = None
 
     def trial(self, seed: int) -> Outcome:
-        """Run the agent of a seed to the end of its task."""
+        """Run the task of a seed with its agent, to the end."""
         turn, number = divmod(seed, len(self._tasks))
         (name, scenario), task = list(self._tasks.items())[number]
         (agent,) = (agent for agent in AGENTS if agent.name == name)

@@ -1,4 +1,4 @@
-"""Run an agent through a task, and check what it and the server did."""
+"""Run an agent through a task, and check what the agent and the server did."""
 
 import os
 import signal
@@ -28,13 +28,13 @@ from tests.campaigns.real_server import RealServer
 AGENT_SECONDS = float(os.environ.get("AGENT_SECONDS", "600"))
 """Time limit of one prompt."""
 STREAMED = 100
-"""Events of a stream after which the agent is interrupted."""
+"""Number of streamed events after which the agent is interrupted."""
 END_SECONDS = 60.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def environment(agent: Agent, address: Address) -> dict[str, str]:
-    """Return the whole environment of an agent: nothing of this process's is in it."""
+    """Return the complete environment of an agent: it inherits no variable of this process."""
     return {"HOME": str(address.home), "PATH": PATH, "TERM": "dumb", **agent.environment(address)}
 
 
@@ -63,7 +63,7 @@ def converse(agent: Agent, task: Task, address: Address, work: Path, link: Relay
 
 
 def _interruptible() -> None:
-    """Accept SIGINT: a process that a shell started in the background inherits that it is ignored."""
+    """Accept SIGINT: processes that a shell starts in the background inherit that the signal is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -98,7 +98,8 @@ def _until(done: Callable[[], bool], seconds: float) -> None:
 
 
 def _nothing_left(home: Path, server: RealServer) -> None:
-    """Wait until no process with this home folder runs, and no request. Ends and reports those that stay."""
+    """Wait until no process with this home folder runs and no request is open. Ends and reports those that
+    remain."""
     try:
         _until(lambda: not _processes(home), END_SECONDS)
     except TimeoutError:
@@ -125,15 +126,15 @@ def _processes(home: Path) -> list[psutil.Process]:
 
 
 def metric(server: RealServer, name: str) -> float:
-    """Return the sum of a metric of the server over its labels."""
+    """Return the sum of a server metric over its labels."""
     text = httpx.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=120).text
     lines = [line for line in text.splitlines() if line.startswith(f"streamserve:{name}")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def check_exchanges(task: Task, link: Relay, output: str) -> dict[str, int]:
-    """Return counts of requests. Raises TrialFailure if the server failed at one, or refused one that the
-    task does not expect to be refused."""
+    """Return counts of requests. Raises TrialFailure if the server failed at a request, or refused one
+    unexpectedly."""
     exchanges = link.exchanges()
     counts = {"requests": len(exchanges), "tool results": link.tool_results()}
     for request, status in exchanges:

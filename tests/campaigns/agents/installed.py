@@ -1,4 +1,4 @@
-"""The agents: how each is installed, what it is told, and the names of its tools."""
+"""The agents: how each is installed, its configuration, and the names of its tools."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def folder() -> Path:
 
 @dataclass(frozen=True)
 class Address:
-    """What an agent is told: the server's address, and its home folder."""
+    """What an agent is given: the server's address, and its home folder."""
 
     url: str
     home: Path
@@ -55,16 +55,17 @@ class Agent:
     edit: Callable[[Path, str, str], Call] | None = None
     run: Callable[[str], Call] | None = None
     limits_replies: bool = True
-    """Whether its requests have a limit of their output, so that a reply without an end is cut."""
+    """Whether the agent's requests limit their output, so that a reply without an end is cut."""
     context: int = 110_000
-    """Tokens of a context that its first request fits in, but a conversation with long results does not."""
+    """Context length in tokens that the first request fits in, but a conversation with long results does
+    not."""
 
     @property
     def path(self) -> Path:
         return folder() / self.program
 
     def version(self) -> str:
-        """Return the version that it prints; empty if it is not installed."""
+        """Return the version that the agent prints; an empty string if it is not installed."""
         if not self.path.exists():
             return ""
         done = subprocess.run(

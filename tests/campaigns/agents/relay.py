@@ -32,7 +32,7 @@ class Connection:
 
 @dataclass
 class Relay:
-    """The connections that an agent has made, in order."""
+    """All connections that an agent has made, in order."""
 
     port: int
     connections: list[Connection] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Relay:
         return f"http://127.0.0.1:{self.port}"
 
     def received(self) -> bytes:
-        """Return all bytes of the server."""
+        """Return all bytes that the server sent."""
         return b"".join(bytes(connection.received) for connection in self.connections)
 
     def exchanges(self) -> list[tuple[Request, int]]:
@@ -119,7 +119,7 @@ def _accept(listener: socket.socket, target: int, result: Relay, opened: list[so
 
 
 def _pump(source: socket.socket, target: socket.socket, copy: bytearray) -> None:
-    """Forward until the source has ended. If the target is gone, the source's connection ends too."""
+    """Forward bytes until the source has ended. If the target has closed, close the source too."""
     try:
         while piece := source.recv(65536):
             copy += piece
@@ -129,4 +129,4 @@ def _pump(source: socket.socket, target: socket.socket, copy: bytearray) -> None
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            end.close()  # resets a sender that has more
+            end.close()  # resets the connection if the sender has more to send

@@ -43,7 +43,7 @@ class Task:
 
 
 def cue(name: str, step: int) -> str:
-    """Return the word that leads to the reply of a step."""
+    """Return the word in a prompt that leads to the reply of a step."""
     return f"{name}-step-{step}"
 
 
@@ -60,7 +60,7 @@ def call(made: Call, spoiled: Callable[[str], str] = str) -> str:
 
 
 def read(agent: Agent, name: str, folder: Path) -> Task:
-    """Read a file, and answer."""
+    """The agent reads a file, and answers with its content."""
     note = f"The word is amber. {cue(name, 2)}\n"
     last = Reply(cue(name, 2), f"The word is amber: {answer(name)}.")
     task = f"Read notes.txt and say the word in it. ({cue(name, 1)})"
@@ -73,7 +73,7 @@ def read(agent: Agent, name: str, folder: Path) -> Task:
 
 
 def write(agent: Agent, name: str, folder: Path) -> Task:
-    """Write a file, run it, edit it, and run it again."""
+    """The agent writes a file, runs it, edits it, and runs it again."""
     task = f"Write greet.sh, run it, and correct it. ({cue(name, 1)})"
     if agent.write is None or agent.run is None or agent.edit is None:
         block = f"greet.sh\n```\necho {name}\n```\n"
@@ -98,7 +98,7 @@ def write(agent: Agent, name: str, folder: Path) -> Task:
 
 
 def nearly_right(agent: Agent, name: str, folder: Path) -> Task | None:
-    """Calls without their closing mark, bracket, or both, and with a doubled one."""
+    """The model makes calls with a missing closing mark or bracket or both, and with a doubled one."""
     if agent.read is None or agent.write is None or agent.run is None:
         return None
     step = cue(name, 0)[:-1]
@@ -131,8 +131,8 @@ def nearly_right(agent: Agent, name: str, folder: Path) -> Task | None:
 
 
 def cut(agent: Agent, name: str, folder: Path) -> Task:
-    """A reply without an end, which the client's max_tokens or the context cuts; then resume the
-    conversation."""
+    """A reply without an end is cut by the client's max_tokens or by the context; then the conversation is
+    resumed."""
     prompts = [f"Count as far as you can. ({cue(name, 1)})", f"That is enough. ({cue(name, 2)})"]
     tooled = agent.read is not None
     replies = [
@@ -146,7 +146,7 @@ def cut(agent: Agent, name: str, folder: Path) -> Task:
 
 
 def overflow(agent: Agent, name: str, folder: Path) -> Task | None:
-    """Long results until the context is full: the agent compacts its conversation, or says why it ends."""
+    """Long results fill the context: the agent compacts its conversation, or says why it ends."""
     if agent.run is None:
         return None
     replies = [
@@ -175,7 +175,7 @@ def overflow(agent: Agent, name: str, folder: Path) -> Task | None:
 
 
 def interrupt(agent: Agent, name: str, folder: Path) -> Task:
-    """SIGINT within a reply; then the conversation is resumed."""
+    """The agent gets SIGINT within a reply; then the conversation is resumed."""
     prompts = [f"Talk until I stop you. ({cue(name, 1)})", f"Now answer. ({cue(name, 2)})"]
     tooled = agent.read is not None
     replies = [
@@ -194,7 +194,7 @@ SCENARIOS: dict[str, Callable[[Agent, str, Path], Task | None]] = {
     "overflow": overflow,
 }
 OTHERS = Reply("", "There is nothing else to do.", tooled=False)
-"""The reply to requests of agents that are not part of a task: titles, summaries."""
+"""The reply to requests of agents that are not part of a task, such as titles and summaries."""
 
 
 def tasks(agents: Sequence[Agent], folder: Path) -> dict[tuple[str, str], Task]:

@@ -1,5 +1,5 @@
-"""The family `settings`: with random settings and requests, texts and log-probabilities are those of a plain
-engine, or the settings are refused by name."""
+"""The family `settings`: with random settings and requests, texts and log-probabilities equal a plain
+engine's, or the settings are refused by name."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint that trials serve: its precision, the size of its vocabulary, and drafts that fit it."""
+    """A checkpoint that trials serve: its precision, the size of its vocabulary, and draft models for it."""
 
     path: str
     dtype: str
@@ -61,7 +61,7 @@ class Model:
 
 @dataclass
 class Trials:
-    """The family: its checkpoints, and the plain engine's answers that have been computed."""
+    """The family's checkpoints, and the answers of a plain engine that have been computed so far."""
 
     models: dict[str, Model]
     answers: dict[tuple[str, ...], dict[int, Answer]] = field(default_factory=dict)
@@ -84,8 +84,8 @@ class Trials:
     def run_settings(
         self, seed: int, name: str, overrides: dict[str, Any], shape: Shape = lambda request: request
     ) -> Outcome:
-        """Serve the requests of a trial with these settings, each as `shape` returns it: its text must not
-        depend on that."""
+        """Serve the requests of a trial with these settings. `shape` may change a request in ways that must
+        not change its text."""
         reported = {"model": name} | {key: value for key, value in overrides.items() if key != "port"}
         with captured() as log:
             try:
@@ -112,8 +112,8 @@ class Trials:
         ]
         expected = await self._expected(name, model, settings)
         native = settings.model.backend in ("auto", "native")
-        # In float32 the reference's sums differ in the last bits, too little for another token, and for
-        # log-probabilities that are not close; but enough for another integer in a KV cache of 8 bits.
+        # In float32 the reference's sums differ in the last bits. That is too little for another token or for
+        # log-probabilities that are not close, but enough for another integer in a KV cache of 8 bits.
         invariant = native or (
             _dtype(settings, model) == "float32" and settings.model.kv_cache_dtype == "auto"
         )
@@ -129,7 +129,7 @@ class Trials:
         return counts | _guards(settings, report)
 
     def _request(self, number: int, model: Model, settings: Settings) -> TrialRequest:
-        """Return a request by its number, with an adapter if these settings serve any."""
+        """Return a request by its number, with an adapter if the settings have any."""
         request = make_request(number, model.vocabulary)
         return with_adapter(request, list(adapter_paths(settings.server.lora)))
 
@@ -146,7 +146,7 @@ class Trials:
             "lora": settings.server.lora,
         }
         answers = self.answers.setdefault((name, *map(str, numerics.values())), {})
-        if not answers:  # all at once: starting the engine takes longer
+        if not answers:  # all requests at once, since starting the engine takes longer than answering them
             plain = resolve_settings(model, {**PLAIN, **numerics, "port": 0})
             async with serving_model(plain) as (llm, _):
 
@@ -172,7 +172,7 @@ def _dtype(settings: Settings, model: Model) -> str:
 
 
 def _guards(settings: Settings, report: Any) -> dict[str, int]:
-    """Return what happened in the workers that the comparison guards."""
+    """Return counts of the events in workers during which results must stay equal."""
     if report is None:
         return {}
     speculation, transfer, remote = report.speculation, report.transfer, report.remote
@@ -208,7 +208,8 @@ def models(folder: Path) -> dict[str, Model]:
 
 
 def random_model(folder: Path, architecture: str, dtype: str, **fields: Any) -> Model:
-    """Return a random checkpoint with itself and another as drafts, one always right and one mostly wrong."""
+    """Return a random checkpoint with two drafts: itself, which is always right, and another one that is
+    mostly wrong."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "keys").write_text(f"# keys of the trials\n{API_KEY}\n{ADMIN_KEY}\n")
     paths = [folder / architecture, folder / f"{architecture}-draft"]

@@ -1,6 +1,6 @@
-"""Random settings, drawn from the declared ones: a new setting is drawn as soon as it is declared.
+"""Random values for all declared settings; a new setting is drawn as soon as it is declared.
 
-A generator is made from a field's type and bounds. Settings whose type is not enough (names, paths,
+A generator is made from a field's type and bounds. Settings that need more than a type (names, paths,
 dependencies) are in a table (special.py). A setting without a generator is an error.
 """
 
@@ -17,10 +17,10 @@ from streamserve.settings.server_config import ServerConfig
 Draw = Callable[[Random], Any]
 
 SHARE = 0.22
-"""How often a setting is given, and not left at its default."""
+"""Probability that a setting is given and not left at its default."""
 ABSURD_SHARE = 0.02
 SOFT_LIMIT = 4096
-"""Numbers without an upper bound are drawn up to here, and sometimes an absurd one."""
+"""Upper limit for numbers without a declared bound; sometimes an absurd number is drawn."""
 ABSURD = (2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1)
 
 
@@ -31,8 +31,8 @@ class NoGenerator(Exception):
 def generators(
     special: Mapping[str, Draw], structs: Iterable[type[msgspec.Struct]] = (ModelConfig, ServerConfig)
 ) -> dict[str, Draw]:
-    """Return a generator for every declared setting but the model's path. Raises NoGenerator naming those
-    that have none, and the names in `special` that are no settings."""
+    """Return a generator for every declared setting but the model's path. Raises NoGenerator naming settings
+    that have no generator, and names in `special` that are not settings."""
     fields = {field.name: field for struct in structs for field in msgspec.structs.fields(struct)}
     del fields["path"]
     by_name = {name: special.get(name) or from_type(field.type) for name, field in fields.items()}
@@ -45,7 +45,8 @@ def generators(
 
 
 def from_type(declared: Any) -> Draw | None:
-    """Return a generator of values that a declaration allows; None if its type does not say enough."""
+    """Return a generator of values that a declaration allows; None if the type alone does not define useful
+    values."""
     info = inspect.type_info(declared)
     if isinstance(info, inspect.Metadata):
         info = info.type
@@ -67,7 +68,8 @@ def from_type(declared: Any) -> Draw | None:
 
 
 def whole_numbers(low: int, high: int | None) -> Draw:
-    """Return a generator between two bounds: often the bounds themselves, else each magnitude alike."""
+    """Return a generator of integers between two bounds: often the bounds, otherwise each order of magnitude
+    is equally likely."""
     top = min(SOFT_LIMIT, high) if high is not None else max(SOFT_LIMIT, 64 * low)
 
     def draw(rng: Random) -> int:
@@ -86,7 +88,8 @@ def whole_numbers(low: int, high: int | None) -> Draw:
 
 
 def real_numbers(low: float, high: float | None) -> Draw:
-    """Return a generator between two bounds; without an upper one up to 100, each magnitude alike."""
+    """Return a generator of floats between two bounds (the default upper bound is 100). Each order of
+    magnitude is equally likely."""
 
     def draw(rng: Random) -> float:
         if high is not None:
@@ -97,7 +100,7 @@ def real_numbers(low: float, high: float | None) -> Draw:
 
 
 def draw_settings(rng: Random, table: Mapping[str, Draw], always: Iterable[str] = ()) -> dict[str, Any]:
-    """Draw settings: each of the table with probability SHARE, those in `always` certainly. A setting whose
-    generator returns None is omitted."""
+    """Draw settings: each of the table with probability SHARE, and those in `always` in every case. A setting
+    whose generator returns None is omitted."""
     chosen = {name: draw(rng) for name, draw in table.items() if rng.random() < SHARE or name in set(always)}
     return {name: value for name, value in chosen.items() if value is not None}

@@ -33,15 +33,17 @@ EMPTY_SECONDS = 20.0
 MAX_MESSAGE = 700
 
 REFUSALS = (SettingsError, CheckpointError, StartError, BindError, FolderError)
-"""What says that settings cannot be served, as users see it: one line that names what to change."""
+"""Errors that say that settings cannot be served, as users see them: one line that names the setting to
+change."""
 
 
 class Refused(Exception):
-    """Settings that were refused by name."""
+    """Raised for settings that were refused by name."""
 
 
 def as_refusal(error: Exception) -> Refused:
-    """Return a refusal as such. Raises TrialFailure if it does not say in one line what is wrong."""
+    """Return a refusal for the error. Raises TrialFailure if its message does not say in one line what is
+    wrong."""
     message = str(error)
     if isinstance(error, StartError) and "exit status" in message:
         raise TrialFailure(DEATH, message)
@@ -52,7 +54,7 @@ def as_refusal(error: Exception) -> Refused:
 
 @contextlib.asynccontextmanager
 async def serving_model(settings: Settings) -> AsyncIterator[tuple[AsyncLLM, str]]:
-    """Serve in this process, as `streamserve serve` does; gives the model and the URL. Raises Refused for
+    """Serve in this process, as `streamserve serve` does; yields the model and the URL. Raises Refused for
     settings that cannot be served, TrialFailure if starting or ending fails otherwise."""
     try:
         listener, llm = bind(settings.server.host, settings.server.port), AsyncLLM(settings)
@@ -114,8 +116,8 @@ async def serve_requests(
     requests: list[TrialRequest],
     max_wait: float = ANSWER_SECONDS,
 ) -> tuple[dict[str, int], Report | None]:
-    """Serve all requests of a trial at once; returns what was counted and the workers' last report. Raises
-    Refused or TrialFailure."""
+    """Serve all requests of a trial at once; return the counts and the workers' last report. Raises Refused
+    or TrialFailure."""
     key = {"Authorization": f"Bearer {API_KEY}"}
     async with serving_model(settings) as (llm, url):
         workers = [llm.process_id(name) for name in llm._runtime.fleet.workers]
@@ -150,7 +152,7 @@ def check_deaths(llm: AsyncLLM) -> None:
 
 
 async def _wait_until_idle(llm: AsyncLLM) -> None:
-    """Wait until no request, block or transfer reservation is left, by reports from after all requests."""
+    """Wait until no request, block or transfer reservation is in use, by reports sent after all requests."""
     fleet, deadline, reported = llm._runtime.fleet, time.monotonic() + EMPTY_SECONDS, newer_reports(llm)
     while True:
         held = [worker.report and worker.report.blocks_live for worker in fleet.workers.values()]
@@ -164,5 +166,6 @@ async def _wait_until_idle(llm: AsyncLLM) -> None:
 
 
 def draw_requests(rng: Random, count: int, numbers: int) -> list[int]:
-    """Return the numbers of a trial's requests, without repetition, as request ids are made of them."""
+    """Return the numbers of a trial's requests. No number occurs twice, because request ids are made of
+    them."""
     return rng.sample(range(numbers), min(count, numbers))

@@ -1,7 +1,7 @@
-"""Find the settings that a failure needs: `python -m tests.campaigns.settings.shrink SEED [SECONDS]`.
+"""Find the settings that a failure depends on: `python -m tests.campaigns.settings.shrink SEED [SECONDS]`.
 
-Settings are left out one after the other, for as long as the trial fails in the same way. A hang counts after
-SECONDS (20).
+Settings are removed one after another while the trial still fails in the same way. A trial that takes more
+than SECONDS (20) counts as a hang.
 """
 
 import json

@@ -18,14 +18,14 @@ from tests.campaigns.settings.draw import Draw
 
 API_KEY, ADMIN_KEY = "campaign-key", "campaign-admin"
 ALWAYS = ("port", "profile", "threads", "grammar_timeout", "check")
-"""Settings of every trial: their defaults could fail on a loaded machine, or next to another server; and
-every step is checked."""
+"""Settings of every trial. Their defaults could fail on a loaded machine or next to another server. Every
+step is checked."""
 
 
 @dataclass(frozen=True)
 class Environment:
     """Files and services that settings may name. `drafts` are values of `draft` that fit the checkpoint,
-    `adapters` of `lora`."""
+    `adapters` are values of `lora`."""
 
     folder: Path
     drafts: tuple[str, ...]
@@ -35,7 +35,7 @@ class Environment:
 
 
 def special(environment: Environment) -> dict[str, Draw]:
-    """Return the generators by the settings' names."""
+    """Return generators by name of the setting."""
     return {**_engine(environment), **_server(environment)}
 
 
@@ -46,7 +46,7 @@ def _engine(environment: Environment) -> dict[str, Draw]:
         return rng.choice((positions, 512, 512, 500, 300, 256, 200, 200, 64, rng.choice((1, positions + 1))))
 
     return {
-        "task": weighted(("auto", 1), ("generate", 1)),  # the others generate no text to compare
+        "task": weighted(("auto", 1), ("generate", 1)),  # other models generate no text to compare
         "dtype": weighted(("auto", 4), ("float32", 6), ("bfloat16", 6), ("float16", 1)),
         "device": weighted(("cpu", 4), ("auto", 4), ("cuda:9", 0.2)),
         "backend": weighted(("auto", 3), ("native", 4), ("reference", 1), ("device", 2)),
@@ -160,7 +160,7 @@ def _router(rng: Random) -> str:
 
 
 def consistent(rng: Random, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with a random number of workers; most contradictory settings are removed."""
+    """Return the settings with a random number of workers, without most contradictory settings."""
     workers = rng.choice(
         ({},) * 9
         + ({"pairs": 1},) * 5
@@ -184,7 +184,7 @@ def consistent(rng: Random, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_effect(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that are refused because they would have no effect."""
+    """Return the settings without settings that would be refused because they have no effect."""
     drafter = overrides.get("draft", "auto")
     fixed = {"path": "", "draft": "none" if drafter == "auto" else drafter}
     try:
@@ -198,7 +198,7 @@ def with_effect(overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def weighted(*choices: tuple[Any, float]) -> Draw:
-    """Return a generator of random values with these weights."""
+    """Return a generator of random values with these probabilities."""
     values, weights = zip(*choices, strict=True)
     return lambda rng: rng.choices(values, weights)[0]
 

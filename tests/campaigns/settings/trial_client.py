@@ -24,9 +24,9 @@ from tests.campaigns.settings.workload import TrialRequest
 Text = dict[int, tuple[tuple[int, ...], str, str | None]]
 """Tokens, text and finish reason by choice."""
 ROUNDING = 1e-4
-"""Largest difference of log-probabilities where the sums of a batch differ in their last bits."""
+"""Maximum difference of log-probabilities where sums of a batch differ in their last bits."""
 EARLY_SECONDS = 0.02
-"""Between the edits of a prompt that is answered early: some tokens of the answer."""
+"""Seconds between the edits of a prompt that is answered early: time for some tokens of the answer."""
 BODY_FIELDS = (
     "n", "temperature", "top_k", "top_p", "min_p", "frequency_penalty", "repetition_penalty", "seed",
     "max_tokens", "min_tokens", "ignore_eos", "logprobs",
@@ -35,8 +35,8 @@ BODY_FIELDS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """The choices of one request, and the log-probabilities that it asked for: of the outputs by choice, and
-    of the prompt."""
+    """The choices of one request, and its requested log-probabilities: of the outputs by choice, and of the
+    prompt."""
 
     text: Text
     logprobs: dict[int, list[TokenLogprob]]
@@ -44,12 +44,12 @@ class Answer:
 
     @property
     def count(self) -> int:
-        """Number of tokens that have a log-probability."""
+        """Return the number of tokens with a log-probability."""
         return len(self.prompt) + sum(map(len, self.logprobs.values()))
 
     def differs_from(self, other: "Answer", exact: bool = True) -> str:
-        """Return the kind of difference, "" if there is none. Without `exact`, log-probabilities need only be
-        close."""
+        """Return the kind of difference to another answer, "" if they are equal. Without `exact`,
+        log-probabilities need only be close."""
         if self.text != other.text:
             return WRONG_TEXT
         if exact:
@@ -73,7 +73,7 @@ def _close(one: TokenLogprob | PromptLogprob, other: TokenLogprob | PromptLogpro
 
 @dataclass
 class Collected:
-    """The choices of one request, as received so far."""
+    """The choices of one request, as far as they have been received."""
 
     tokens: dict[int, list[int]]
     text: dict[int, str]
@@ -145,7 +145,7 @@ async def _final_answer(prompt: LocalPromptStream, ids: list[int], params: Sampl
         try:
             async with aclosing(prompt.answer(ids, params)) as answer:
                 return [item async for item in answer]
-        except PromptChanged:  # the beginning was that of an earlier prompt
+        except PromptChanged:  # the beginning was part of an earlier prompt's answer
             continue
 
 
@@ -165,9 +165,9 @@ async def _read(
 
 @dataclass
 class TrialClient:
-    """One trial's requests. `expected` are the plain engine's answers by request number; `exact`: whether
-    texts must be the same under these settings, with `greedy_only` those of greedy requests;
-    `exact_logprobs`: whether log-probabilities must be, or close."""
+    """Sends the requests of one trial. `expected` has the plain engine's answers by request number. Texts
+    must be equal if `exact`, and with `greedy_only` only the texts of greedy requests. Log-probabilities must
+    be equal if `exact_logprobs`, otherwise close."""
 
     llm: AsyncLLM
     http: httpx.AsyncClient
@@ -180,7 +180,7 @@ class TrialClient:
     counts: dict[str, int] = field(default_factory=dict)
 
     async def ask(self, request: TrialRequest) -> None:
-        """Send one request by a random route. Raises TrialFailure if the result is wrong."""
+        """Send a request by a random route. Raises TrialFailure if the result is wrong."""
         chance, leave, priority = self.rng.random(), self.rng.randrange(6), self.rng.randint(-2, 2)
         plain = (
             not request.edits and request.params.grammar is None and request.params.prompt_logprobs is None
@@ -236,7 +236,7 @@ class TrialClient:
         expected = self.expected[request.number]
         if not self._exact(request):
             return
-        if request.params.prompt_logprobs is None:  # as prompt streams must
+        if request.params.prompt_logprobs is None:  # as prompt streams must be
             expected = replace(expected, prompt=[])
         self._count("compared")
         self._count("logprobs", received.count)
@@ -257,13 +257,13 @@ class TrialClient:
             raise TrialFailure("refused request", f"request {request.number}: {status} {message}")
 
     def _expected(self, request: TrialRequest, status: int) -> bool:
-        """Return whether these settings may refuse this request so."""
+        """Return whether these settings may refuse the request with this error."""
         model, server = self.settings.model, self.settings.server
         length = len(request.prompt) + (request.params.max_tokens or 0)
         longest = max([len(request.prompt), *map(len, request.edits)])
         sequences = [model.max_num_seqs, server.prefill_max_num_seqs, server.decode_max_num_seqs]
         match status:
-            case 400 | 404 if status == 400 or request.edits:  # a stream whose edit did not fit is over
+            case 400 | 404 if status == 400 or request.edits:  # the stream has ended, as its edit did not fit
                 fits = max(length, longest) <= self.llm.model.max_model_len
                 slots = request.params.n <= min(count for count in sequences if count)
                 grammar = request.params.grammar

@@ -10,7 +10,7 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 
 REQUESTS = 120
-"""How many different requests there are."""
+"""Number of different requests."""
 SHARED_PREFIX_LENGTH = 48
 GRAMMARS = (
     Grammar(kind="regex", text="[0-9]{2,6}(,[0-9]{2,6}){0,5}"),
@@ -25,8 +25,9 @@ GRAMMARS = (
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """One request. `edits` are the earlier versions of its prompt, if that is a prompt stream, which is
-    answered from the first on if `early`; `adapter` is the name of its LoRA adapter, if it has one."""
+    """One request. `edits` are the earlier versions of its prompt if it is a prompt stream, which with
+    `early` is answered from the first version on. `adapter` is the name of its LoRA adapter, if it has
+    one."""
 
     number: int
     prompt: list[int]
@@ -47,7 +48,7 @@ def make_request(number: int, vocabulary: int) -> TrialRequest:
 
     suffix = tokens(rng.choice((1, 3, 15, 16, 17, 30, 63, 100, rng.randint(1, 150))))
     if number % 7 == 3:
-        suffix = (suffix[:5] * 40)[: len(suffix)]  # repeats itself: drafts are accepted
+        suffix = (suffix[:5] * 40)[: len(suffix)]  # The prompt repeats itself, so drafts are accepted.
     prompt = shared_prefix + suffix if number % 3 == 0 else suffix
     grammar = rng.choice(GRAMMARS) if number % 6 == 5 else None
     params = SamplingParams(
@@ -76,7 +77,8 @@ def make_request(number: int, vocabulary: int) -> TrialRequest:
 
 
 def with_adapter(request: TrialRequest, adapters: Sequence[str]) -> TrialRequest:
-    """Return the request with the adapter of its number: a third have one, if any are served."""
+    """Return the request with the adapter that its number selects. If adapters are served, a third of the
+    requests have one."""
     return replace(request, adapter=adapters[0]) if adapters and request.number % 3 == 1 else request
 
 

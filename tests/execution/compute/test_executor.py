@@ -1,4 +1,4 @@
-"""A step gives the tokens that plain decoding gives, for any chunks, batch, draft tokens and preemptions."""
+"""A step gives the same tokens as plain decoding, for any chunks, batch, draft tokens and preemptions."""
 
 import msgspec
 import numpy as np
@@ -91,7 +91,8 @@ def test_text_does_not_depend_on_draft_tokens(request, backend, model, kind, sca
 
 
 def test_each_tree_branch_is_what_its_chain_is(executor):
-    """The tokens after every node of a tree, were it accepted, are those after the same tokens in a row."""
+    """Each branch of a tree equals its chain: the tokens after every node, if accepted, are the tokens after
+    the same sequence without a tree."""
     prompt, params = prompt_of(11), SamplingParams(temperature=0.0, logprobs=5)
     expected_text = run_alone(executor, Task(prompt, params), 6)
     wrong = (expected_text[1] + 1) % VOCAB
@@ -125,7 +126,8 @@ def test_each_tree_branch_is_what_its_chain_is(executor):
 @pytest.mark.each_value
 @pytest.mark.parametrize("seed", range(8))
 def test_text_does_not_depend_on_co_batched_requests(executor, seed):
-    """Requests of all kinds are split into chunks, drafted for, preempted, resumed and released."""
+    """Text does not depend on co-batched requests: requests of all kinds are split into chunks, drafted for,
+    preempted, resumed and released."""
     rng = np.random.default_rng(seed)
     driver, tasks, expected = Driver(executor, seed), [], []
     for number, params in enumerate([GREEDY, SAMPLED, PENALIZED, SAMPLED, GREEDY]):
@@ -174,7 +176,8 @@ def test_choices_fork_from_one_root_and_continue_separately(executor, params):
 
 
 def test_a_sequence_goes_on_as_the_first_choice_of_its_root(executor):
-    """The choice it was admitted for may have been cancelled while its prompt was computed."""
+    """A sequence continues as the first remaining choice: the choice that it was admitted for may have been
+    cancelled while its prompt was computed."""
     prompt = prompt_of(9)
     expected = run_alone(executor, Task(prompt, SAMPLED, 2), 8)
     assert run_alone(executor, Task(prompt, SAMPLED, 0, choices=(2, 3)), 1) == expected[:1]
@@ -183,7 +186,8 @@ def test_a_sequence_goes_on_as_the_first_choice_of_its_root(executor):
 
 
 def test_blocks_are_copied_before_anything_is_computed(executor):
-    """A shared, partly filled block is copied and both owners write on."""
+    """Blocks are copied before anything is computed: a shared, partly filled block is copied, and both owners
+    write on."""
     prompt = prompt_of(4 * BLOCK_SIZE + 2)
     expected = [run_alone(executor, Task([*prompt, last], GREEDY), 6) for last in (50, 60)]
     driver = Driver(executor)
@@ -243,7 +247,8 @@ def test_logprobs_are_of_the_unprocessed_distribution(shared_checkpoint, executo
 
 
 def test_min_tokens_holds_inside_a_tree(executor):
-    """Where the text would end, it goes on as long as it must, and ends right after."""
+    """min_tokens is respected inside a tree: a text that would end continues until the minimum, and ends
+    right after it."""
     prompt = prompt_of(12)
     text = run_alone(executor, Task(prompt, GREEDY), 10)
     end = text[2]
@@ -257,7 +262,8 @@ def test_min_tokens_holds_inside_a_tree(executor):
 
 
 def test_penalties_count_the_drafted_path(executor):
-    """A text that repeats itself stops doing so under a penalty, with and without draft tokens."""
+    """Penalties count drafted tokens: a text that repeats itself stops doing so under a penalty, with and
+    without draft tokens."""
     params = SamplingParams(temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0)
     prompt = prompt_of(5, 1)
     plain = run_alone(executor, Task(prompt, params), 30)

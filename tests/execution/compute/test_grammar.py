@@ -1,4 +1,4 @@
-"""Masks by path: what a tree's node may be followed by is what a plain chain to it would allow."""
+"""A tree node's mask has the tokens that may follow a plain chain to that node."""
 
 import json
 import random
@@ -38,7 +38,8 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
 
 
 def test_a_dead_end_is_told_without_the_parsers_state(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    """No text continues an a, which the compiler does not see."""
+    """A dead end is reported even if the parser's state does not show it: no text continues an `a`, which the
+    compiler does not detect."""
     matcher = grammars.begin(Grammar(kind="lark", text='start: "a" X\nX: /b/ & /c/'), [])
     letter = next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"a")
     matcher.commit([letter])
@@ -55,7 +56,7 @@ def tokens_of(mask: Mask) -> list[int]:
 
 
 def walk(matcher: Matcher, rng: random.Random, limit: int) -> list[int]:
-    """Some tokens that the grammar allows one after the other."""
+    """Return some tokens that the grammar allows in sequence."""
     path: list[int] = []
     while len(path) < limit:
         mask = matcher.allowed(path)
@@ -72,7 +73,8 @@ def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 
 def replayed(grammars: Grammars, grammar: Grammar, tokens: list[int]) -> Mask | None:
-    """What may follow `tokens`, which come one after the other; an end only where the text may end."""
+    """Return the mask after `tokens`, computed by a new matcher. The end is allowed only where the text may
+    end."""
     matcher = grammars.begin(grammar, [])
     for token in tokens:
         mask = matcher.allowed([])
@@ -94,7 +96,8 @@ def replayed(grammars: Grammars, grammar: Grammar, tokens: list[int]) -> Mask | 
 def test_a_trees_masks_are_those_of_chains(
     grammars: Grammars, tree: TokenTree, seed: int, grammar: Grammar, order: list[int]
 ) -> None:
-    """Nodes are visited in any order; each is replayed by a matcher that has never seen another path."""
+    """A tree's masks equal the masks of chains. Nodes are visited in any order; each is replayed by a matcher
+    that has never seen another path."""
     rng = random.Random(seed)
     committed = walk(grammars.begin(grammar, []), rng, rng.randint(0, 3))
     tree = _draft(grammars.begin(grammar, committed), tree, rng)
@@ -116,7 +119,7 @@ def test_a_trees_masks_are_those_of_chains(
 
 
 def _draft(matcher: Matcher, tree: TokenTree, rng: random.Random) -> TokenTree:
-    """The tree with about two of three draft tokens such as the grammar allows."""
+    """Return a tree in which the grammar allows about two of three draft tokens."""
     tokens = list(tree.tokens)
     for node in range(1, len(tree)):
         mask = matcher.allowed([tokens[ancestor] for ancestor in tree.path(node)[1:-1]])
@@ -126,7 +129,8 @@ def _draft(matcher: Matcher, tree: TokenTree, rng: random.Random) -> TokenTree:
 
 
 def test_a_mask_is_all_that_the_grammar_allows_and_no_more(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    """Each token tried by its bytes, special ones never taken for their text."""
+    """A mask has exactly the tokens that the grammar allows: each token is tried by its bytes. Special tokens
+    never count as their text."""
     matcher = grammars.begin(Grammar(kind="regex", text="h?[elo]{2,4}"), [])
     mask = matcher.allowed([])
     assert mask is not None
@@ -161,7 +165,7 @@ def test_the_end_is_allowed_where_the_text_may_end_and_forced_where_it_must(
     assert allowed([first, second]) == ends
     assert allowed([first, EOS[1]]) == ends
     assert matcher.allowed([second]) is None
-    assert set(allowed([first])) > set(EOS)  # nothing of this was for good
+    assert set(allowed([first])) > set(EOS)  # none of these changes was permanent
     matcher.commit([first, EOS[0]])
     assert set(allowed([])) > set(EOS)
     assert matcher.ends(EOS[1])

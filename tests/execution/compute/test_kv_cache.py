@@ -1,4 +1,4 @@
-"""The pool keeps each vector where its layout says, and performs copies in order."""
+"""The pool stores each vector where the layout says, and performs copies in order."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.execution.kv_spec import BLOCKS, DIM, HEADS, LAYERS, SLOTS, SPEC
 
 @pytest.fixture(params=[False, True], ids=["float32", "int8"])
 def cache(request) -> KVCache:
-    """A pool in which every vector is different: numbers, or integers and a scale."""
+    """Return a pool in which every vector is different: floats, or integers and a scale."""
     cache = KVCache(SPEC, BLOCKS, SLOTS, torch.float32, quantized=request.param)
     numbers = torch.arange(LAYERS * BLOCKS * 2 * HEADS * SLOTS * DIM).view(*cache.data.shape[:-1], DIM)
     cache.data.copy_(quantize_vectors(numbers) if request.param else numbers)
@@ -19,7 +19,7 @@ def cache(request) -> KVCache:
 
 
 def stored(cache: KVCache, vectors: torch.Tensor) -> torch.Tensor:
-    """Vectors as this cache stores them."""
+    """Return vectors in the form in which this cache stores them."""
     return quantize_vectors(vectors) if cache.quantized else vectors
 
 

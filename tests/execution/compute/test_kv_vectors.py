@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits are those of a plain numpy reference, and near the numbers that were written."""
+"""8-bit keys and values equal a plain numpy reference, and are close to the numbers that were written."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_numbers_move_by_half_a_scale_at_most(numbers, dtype):
     scale = float(stored[-4:].clone().view(torch.float32))
     assert scale == pytest.approx(float(vector.float().abs().max()) / 127, rel=1e-6) or scale == 0
     error = (dequantize_vectors(stored, torch.float32).double() - vector.double()).abs().max()
-    # Half a step, and what rounding of float32 adds to 127 steps.
+    # Half a step, and the float32 rounding error of 127 steps.
     assert error <= (scale * (0.5 + 1e-4) if scale else 127 * SMALLEST)
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities are the plain softmax's, ranks and ties well defined, and slices make no difference."""
+"""Log-probabilities equal a plain softmax, ranks and ties are well defined, and slicing changes no result."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_entries_are_the_log_softmax_of_their_rows():
     entries = token_logprobs(rows, tokens, [row % 4 for row in range(100)])
     table = logits.log_softmax(-1)
     order = logits.argsort(-1, descending=True)
-    assert len(slices) > 2  # it went in slices
+    assert len(slices) > 2  # The computation was sliced.
     for row, entry in enumerate(entries):
         assert entry.token == tokens[row]
         assert entry.logprob == pytest.approx(float(table[row, tokens[row]]), abs=1e-6)

@@ -1,4 +1,4 @@
-"""The pool is as large as requested, or as a share of the memory we may use, and never larger."""
+"""The pool has the requested size, or a share of the usable memory, and is never larger than that."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.system.available_memory import MB, available_bytes, check_processes
 
 BLOCK = 1000
-"""Bytes of a KV block."""
+"""Number of bytes in a KV block."""
 
 
 def config(**fields) -> ModelConfig:
@@ -31,19 +31,19 @@ def write(root: Path, files: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("fields", "available", "expected"),
     [
-        # as many as asked for, whatever the memory would allow
+        # the requested number of blocks, whatever the memory would allow
         ({"num_blocks": 64}, 10**9, (64, 1024)),
         ({"num_blocks": 100}, 10**9, (100, 1024)),
         ({"num_blocks": 10}, 10**9, (10, 160)),
         ({"num_blocks": 70, "kv_cache_bytes": 5 * BLOCK}, 10**9, (70, 1024)),
-        # as many as the bytes hold
+        # the number of blocks that the bytes hold
         ({"kv_cache_bytes": 70 * BLOCK + 999}, 10**9, (70, 1024)),
         # a full context for every sequence, within a share of the free memory
         ({}, 10**9, (4 * 64, 1024)),
         ({"max_model_len": 100}, 10**9, (4 * 7, 100)),
         ({}, int(100 * BLOCK / KV_FRACTION) + 1, (100, 1024)),
         ({}, int(20 * BLOCK / KV_FRACTION) + 1, (20, 320)),
-        # a context length that was asked for is had even if it takes more than that share
+        # A requested context length is provided, even if it takes more than that share.
         ({"max_model_len": 1024}, 65 * BLOCK, (64, 1024)),
     ],
     ids=str,

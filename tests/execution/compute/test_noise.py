@@ -1,4 +1,4 @@
-"""The noise is what its specification says, to the bit, and is distributed as Gumbel's."""
+"""The noise has the bits that its specification defines, and a Gumbel distribution."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_philox_gives_the_known_answers_of_random123(counter, key, expected):
 
 
 def reference_noise(seed: int, choice: int, index: int, token: int) -> float:
-    """The specification in Python's own integers."""
+    """Return the noise, computed with Python's integers from the specification."""
     c0, c1, c2, c3 = choice, index, token, 0
     k0, k1 = seed & 0xFFFFFFFF, seed >> 32
     for _ in range(10):
@@ -94,8 +94,8 @@ def test_the_extreme_words_give_finite_noise_within_the_bounds():
 
 def test_noise_is_distributed_as_gumbel():
     noise = gumbel(3, 0, np.repeat(np.arange(200), 500), np.tile(np.arange(500), 200))
-    expected = np.arange(1, 20) / 20  # the distribution function at its own 5 % quantiles
+    expected = np.arange(1, 20) / 20  # the distribution function at its 5 % quantiles
     quantiles = -np.log(-np.log(expected))
     measured = np.array([(noise <= quantile).mean() for quantile in quantiles])
-    # Kolmogorov's distance of 100,000 draws is above 0.0075 once in 40,000 times
+    # Kolmogorov's distance of 100,000 draws exceeds 0.0075 once in 40,000 times.
     assert np.abs(measured - expected).max() < 0.0075

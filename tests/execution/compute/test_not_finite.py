@@ -1,4 +1,4 @@
-"""Numbers that are not finite end the sequence that they belong to, and no other's text changes."""
+"""Numbers that are not finite end only the sequence that they belong to; other texts do not change."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def loaded(folder: Path, backend: str, **settings: str):
 
 
 def run(executor: TorchExecutor, spans: list[Span], params: SamplingParams = GREEDY):
-    """One step of sequences that are new, then forgotten."""
+    """Run one step of new sequences, which are then forgotten."""
     states = [SequenceState(span.sequence, 0, params, span.tokens, []) for span in spans]
     results = executor.run(StepPlan(0, states, [], [], spans)).spans
     executor.run(StepPlan(1, [], [span.sequence for span in spans], [], []))
@@ -68,13 +68,13 @@ def test_only_the_sequence_with_the_bad_token_ends(folder, backend, kind, kv):
     spans = [
         Span(1, 0, good, [0, 1], root(good[-1]), (0,)),
         Span(2, 0, bad, [2], root(bad[-1]), (0,)),
-        Span(3, 0, bad, [3]),  # a chunk without sampled tokens: its KV is as bad
+        Span(3, 0, bad, [3]),  # a chunk without sampled tokens: its KV is not finite either
     ]
     first, second, third = run(executor, spans, params)
     assert [sampled.token for sampled in first.outputs[0]] == alone[:1]
     assert (first.not_finite, second.not_finite, third.not_finite) == (False, True, True)
     assert second.outputs == []
-    assert run_alone(executor, Task(good, params), 4) == alone, "what lies in freed blocks is never read"
+    assert run_alone(executor, Task(good, params), 4) == alone, "freed blocks are never read"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,4 +1,4 @@
-"""Vectors in the executor: the same bits in any chunks, after a preemption, and next to sampled requests."""
+"""Vectors have the same bits in any chunks, after a preemption, and next to sampled requests."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def test_a_mean_has_the_same_bits_in_any_chunks(rows: int, chunks: list[int], ag
     for chunk in [*chunks, rows]:
         pieces.add(start, hidden[start : start + chunk])
         start = min(start + chunk, rows)
-        if start >= again > 0:  # preempted: computed again from an earlier position
+        if start >= again > 0:  # preempted: recomputed from an earlier position
             start, again = start // 2, 0
     pieces.add(start, hidden[start:])
     assert pieces.count == whole.count == rows

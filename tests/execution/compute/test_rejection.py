@@ -1,5 +1,5 @@
-"""Speculation keeps the distribution: both modes, chains and trees, by chi-square over a small vocabulary.
-Three rules that are published elsewhere but not lossless fail the same test."""
+"""Speculation keeps the distribution in both modes, for chains and trees; a chi-square test over a small
+vocabulary shows it. Three rules that are published elsewhere but not lossless fail the same test."""
 
 import math
 from collections.abc import Callable
@@ -20,23 +20,23 @@ _rng = np.random.default_rng(11)
 TARGET = _rng.dirichlet(np.ones(VOCAB), size=(VOCAB + 1, VOCAB + 1))
 DRAFT = 0.5 * TARGET + 0.5 * _rng.dirichlet(np.ones(VOCAB), size=(VOCAB + 1, VOCAB + 1))
 NO_TOKEN = VOCAB
-"""What stands for a token that is not there yet."""
+"""A placeholder for a token that does not exist yet."""
 
 
 @lru_cache(maxsize=8)
 def noise(seed: int, depth: int):
-    """What target and draft share for one output index."""
+    """Return the noise that target and draft share for one output index."""
     return gumbel(seed, 0, depth, np.arange(VOCAB))
 
 
 def distribution_after(table, tokens: list[int]):
-    """The distribution after the last two tokens."""
+    """Return the target's distribution after the last two tokens."""
     one, two = [NO_TOKEN, NO_TOKEN, *tokens][-2:]
     return table[one, two]
 
 
 def drawn_tree(seed: int, width: int, levels: int = LEVELS) -> TokenTree:
-    """`width` draws at each node of every level, of the draft's distribution."""
+    """Return a tree with `width` draws from the draft's distribution at each node of every level."""
     tokens, parents, draws, level = [0], [-1], {}, [(0, [])]
     for depth in range(levels):
         following = []
@@ -55,7 +55,7 @@ def drawn_tree(seed: int, width: int, levels: int = LEVELS) -> TokenTree:
 
 
 def perturbed_tree(seed: int, width: int) -> TokenTree:
-    """The draft's best tokens under the noise that the target will use."""
+    """Return a tree of the draft's best tokens under the noise that the target will use."""
     tokens, parents, level = [0], [-1], [(0, [])]
     for depth in range(LEVELS):
         following = []
@@ -89,7 +89,8 @@ def coupled(seed: int, width: int) -> list[int]:
 
 
 def completed(tokens: list[int], seed: int, length: int) -> tuple[int, ...]:
-    """The first `length` tokens: a text goes on by the target's own distribution where a step ended."""
+    """Return the first `length` tokens of a text. Where a step ended early, the text continues by the
+    target's own distribution."""
     tokens = list(tokens)
     while len(tokens) < length:
         tokens.append(draw(distribution_after(TARGET, tokens), uniforms(seed, 77, len(tokens), 3, 1)[0]))
@@ -126,7 +127,7 @@ def test_the_distribution_is_the_targets(mode, width: int, scale: Scale, record)
 
 
 def longest_path_wins(seed: int) -> list[int]:
-    """Every path tested for itself, the longest accepted one taken."""
+    """Test every path separately, and take the longest accepted one."""
     tree, best = drawn_tree(seed, 2), [0]
     for leaf in range(1, len(tree)):
         path, path_kept = tree.path(leaf), [0]
@@ -144,7 +145,7 @@ def longest_path_wins(seed: int) -> list[int]:
 
 
 def ratio_on_best_children(seed: int) -> list[int]:
-    """Children that were not drawn but are the draft's likeliest, tested as if they had been drawn."""
+    """Test the draft's likeliest children as if they had been drawn, although they were not."""
     tokens: list[int] = []
     for depth in range(LEVELS):
         p, q = distribution_after(TARGET, tokens), distribution_after(DRAFT, tokens)
@@ -160,7 +161,7 @@ def ratio_on_best_children(seed: int) -> list[int]:
 
 
 def without_correction(seed: int) -> list[int]:
-    """A drawn chain whose first rejection is followed by a token of p instead of norm(max(0, p - q))."""
+    """Test a drawn chain. After the first rejection draw from p instead of norm(max(0, p - q))."""
     tree, tokens = drawn_tree(seed, 1), []
     for node in range(1, len(tree)):
         p, q, token = distribution_after(TARGET, tokens), tree.draws[node - 1], tree.tokens[node]

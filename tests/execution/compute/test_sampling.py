@@ -1,4 +1,5 @@
-"""Processing is transformers' and vLLM's; draws follow the processed distribution exactly."""
+"""Sampling parameters are applied as in transformers and vLLM, and draws follow the resulting distribution
+exactly."""
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ def row(params: SamplingParams, choice: int = 0, prompt=NO_TOKENS, outputs=(), l
 
 
 def by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Scores after temperature, min_p, top_k and top_p, removed ones -inf."""
+    """Return the scores that transformers computes with temperature, min_p, top_k and top_p; removed tokens
+    have -inf."""
     from transformers.generation import logits_process as hf
 
     scores = hf.TemperatureLogitsWarper(params.temperature)(None, logits)
@@ -128,7 +130,7 @@ def test_draws_follow_the_processed_distribution(limits):
     chi_square = ((counts[likely] - draws * expected[likely]) ** 2 / (draws * expected[likely])).sum()
     freedom = likely.sum() - 1
     assert freedom >= 2
-    # the mean is `freedom`, the standard deviation its root times √2; six of them are never seen by chance
+    # The mean is `freedom`, the standard deviation its root times √2. Six deviations never occur by chance.
     assert chi_square < freedom + 6 * np.sqrt(2 * freedom)
 
 

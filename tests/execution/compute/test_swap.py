@@ -1,4 +1,4 @@
-"""The host pool: blocks of all KV cache groups return unchanged while others are written."""
+"""Blocks of all KV cache groups return unchanged from the host pool while other blocks are written."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_blocks_of_all_groups_come_back_unchanged(quantized: bool) -> None:
     host = HostPool(groups, 3)
     with host.copying([(1, 2), (4, 0)], []) as copies:
         for group in groups:
-            group.data[:, 5] = 9.0  # the concurrent step goes on
+            group.data[:, 5] = 9.0  # The concurrent step continues.
     assert copies.seconds > 0
     for group in groups:
         group.data[:, 1] = group.data[:, 4] = 0.0

@@ -1,4 +1,4 @@
-"""Whatever the tree drafts, the emitted tokens are the target's own."""
+"""Whatever the tree drafts, the emitted tokens are the target's own tokens."""
 
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from tests.execution.strategies import trees
 
 
 def target(text: tuple[int, ...]) -> int:
-    """A model over three tokens, so that draft tokens are often right."""
+    """A target model over three tokens, so that draft tokens are often right."""
     return hash(text) % 3
 
 
@@ -24,7 +24,7 @@ def verified(texts: list[tuple[int, ...]], forest: list[TokenTree]) -> list[Walk
     walks = [Walk(tree) for tree in forest]
 
     def sample(numbers: list[int]) -> list[int]:
-        for number in numbers:  # a node's logits are those of the text that leads to it
+        for number in numbers:  # A node's logits are the logits of the text that leads to it.
             path = [walks[number].tree.tokens[node] for node in walks[number].path[1:]]
             assert path == walks[number].tokens
         return [target((*texts[number], *walks[number].tokens)) for number in numbers]
@@ -41,7 +41,8 @@ def test_emitted_tokens_are_those_of_plain_decoding(requests):
         assert walk.tokens == plain(text, len(walk.tokens))
         assert walk.path == walk.tree.path(walk.path[-1])
         assert len(walk.path) == len(walk.tokens)
-        assert walk.tree.child(walk.path[-1], walk.tokens[-1]) is None  # it stopped no earlier than it had to
+        # It stopped no earlier than necessary.
+        assert walk.tree.child(walk.path[-1], walk.tokens[-1]) is None
         event(f"accepted {len(walk.path) - 1}")
 
 

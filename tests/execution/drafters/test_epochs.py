@@ -1,4 +1,4 @@
-"""A drafter drops its state of a sequence when the epoch changes: it drafts as a new drafter does."""
+"""A drafter drops its state of a sequence when the epoch changes, and then drafts like a new drafter."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def loaded(pair: tuple[Path, Path], draft: str) -> Loaded:
-    """A target with a drafter of this kind; a new one has no memory of sequences."""
+    """Return a target with a drafter of this kind. A new drafter has no state of sequences."""
     path = str(pair[1]) if draft == "model" else draft
     tokenizer = Tokenizer.from_folder(pair[0])
     config = ModelConfig(path=str(pair[0]), draft=path, num_blocks=64, threads=1, dtype="float32")
@@ -39,7 +39,7 @@ def loaded(pair: tuple[Path, Path], draft: str) -> Loaded:
 
 @pytest.fixture(params=["model", "self:1", "ngram", "service"])
 def make(request: pytest.FixtureRequest, pair: tuple[Path, Path]) -> Make:
-    """Makes drafters of each kind; a draft service's has no grammars."""
+    """Return a function that makes drafters of each kind. A draft service's drafter has no grammars."""
 
     def made() -> Drafter:
         if request.param == "service":
@@ -76,7 +76,8 @@ PARAMS = {
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("outputs", [0, 2, 12])
 def test_after_an_edit_a_drafter_drafts_as_a_new_one(make: Make, name: str, outputs: int) -> None:
-    """It drafted after seven outputs; the edit leaves other tokens, more or fewer, and other outputs."""
+    """After an edit, a drafter drafts like a new one. It had drafted after seven outputs; the edit leaves
+    other tokens, more or fewer, and other outputs."""
     params = PARAMS[name]
     first = [*REPEATED, 11, 12, 13, 14, 15, 16, 17]
     edited = [*REPEATED, *(PATTERN * 2)[:outputs]]
@@ -90,7 +91,8 @@ def test_after_an_edit_a_drafter_drafts_as_a_new_one(make: Make, name: str, outp
 
 
 def test_an_edit_changes_what_a_path_may_hold(make: Make) -> None:
-    """The case above is not empty: with the outputs of before, penalties would forbid what they allow now."""
+    """An edit changes the tokens that a path may have: with the earlier outputs, penalties would forbid
+    tokens that are allowed now. So the test above tests something."""
     if make().group is None:
         pytest.skip("n-grams know no penalties")
     drafter = make()
@@ -113,7 +115,7 @@ def test_a_grammar_begins_again_after_an_edit(pair: tuple[Path, Path], kind: str
         drafter, new = NGramDrafter(eos, grammars), NGramDrafter(eos, grammars)
     else:
         drafter, new = (loaded(pair, "model").drafter for _ in range(2))  # type: ignore[assignment]
-    tree(drafter, make_request([*prompt, *digits], grammar, 4))  # now letters must follow
+    tree(drafter, make_request([*prompt, *digits], grammar, 4))  # From now on letters must follow.
     edited = [*prompt, digits[0], digits[1]]
     after_edit = tree(drafter, make_request(edited, grammar, 2, epoch=1, computed=len(prompt)))
     fresh = tree(new, make_request(edited, grammar, 2, epoch=1))

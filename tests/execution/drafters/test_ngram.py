@@ -1,4 +1,4 @@
-"""Prompt lookup: the tokens that followed the last n-gram before are drafted again."""
+"""Prompt lookup drafts the tokens that followed the previous occurrence of the last n-gram."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,8 @@ def test_text_without_repetition_gives_no_tree():
 
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=40), st.data())
 def test_growth_and_edits_are_equivalent_to_one_request(tokens, data):
-    """In an epoch a sequence only grows; in another one it may be any other."""
+    """Growth and edits are equivalent to a single request. Within an epoch a sequence only grows; in another
+    epoch it may be any sequence."""
     drafter, length = NGramDrafter(), 0
     for epoch in range(data.draw(st.integers(0, 3))):
         draft(drafter, make_request(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=40)), epoch))

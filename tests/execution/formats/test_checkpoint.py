@@ -1,4 +1,4 @@
-"""A folder's tensors are found in one file or many, and whatever is wrong with them is named."""
+"""A folder's tensors are found in one file or in many, and errors in them are named."""
 
 import json
 import shutil
@@ -21,20 +21,20 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 @pytest.fixture
 def folder(shared_checkpoint, tmp_path) -> Path:
-    """A checkpoint of one file that a test may spoil."""
+    """A checkpoint of one file that a test may damage."""
     return Path(shutil.copytree(shared_checkpoint(), tmp_path / "single"))
 
 
 @pytest.fixture
 def sharded(shared_checkpoint, tmp_path) -> Path:
-    """The same weights in several files."""
+    """The same checkpoint in several files."""
     folder = Path(shutil.copytree(shared_checkpoint(max_shard_size="100KB"), tmp_path / "sharded"))
     assert len(list(folder.glob("*.safetensors"))) > 2
     return folder
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
-    """Set tensors of the single file, or with None take them away."""
+    """Set tensors of the single file; None removes a tensor."""
     content = load_file(folder / SINGLE) | tensors
     save_file({name: tensor for name, tensor in content.items() if tensor is not None}, folder / SINGLE)
 

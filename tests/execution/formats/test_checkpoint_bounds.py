@@ -1,4 +1,4 @@
-"""Absurd values of a config are refused in one line before anything is allocated or counted."""
+"""Absurd values in a config are refused in one line before anything is allocated or computed."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
-"""A checkpoint whose files were changed at random is refused by name, or is a model that works: never a
-traceback, never a hang, never an allocation that its tensors do not ask for."""
+"""A checkpoint whose files were changed at random is refused by name, or is a working model: there is never a
+traceback, a hang, or an allocation larger than its tensors need."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 
 MAX_BYTES = 3 << 30
-"""Address space beyond what this process has before a checkpoint is read."""
+"""Address space in bytes, in addition to the process's own before a checkpoint is read."""
 
 HOSTILE: list[Any] = [
     0, 1, -1, 2, 3, 5, 64, 10**9, 2 * 10**9, 10**12, 2**31, 2**62, 2**63, 2**64, 10**30, 1.5, 2.0, 1e7, 1e308,
@@ -49,7 +49,7 @@ FIELDS = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """A checkpoint of one file, one of several, and one of an architecture with windows."""
+    """Folders of checkpoints: one file, several files, and an architecture with windows."""
     base = tmp_path_factory.mktemp("checkpoints")
     single = make_checkpoint(base / "single")
     sharded = make_checkpoint(base / "sharded", max_shard_size="100KB")
@@ -67,7 +67,7 @@ def _bounded_memory() -> Iterator[None]:
 
 
 def use(folder: Path) -> bool:
-    """Load the checkpoint and use it; returns whether it was refused. Other errors are raised."""
+    """Load the checkpoint and use it; return whether it was refused. Other errors are raised."""
     try:
         tokenizer = Tokenizer.from_folder(folder)
         chat_template(tokenizer.chat_template, tokenizer.special_tokens)
@@ -90,7 +90,8 @@ def use(folder: Path) -> bool:
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where there are values in a JSON document; of long lists and tables only the beginning."""
+    """Return the paths of the values in a JSON document; of long lists and tables only those at the
+    beginning."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for count, (key, other) in enumerate(inner):
         if count < 40:
@@ -100,7 +101,7 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def changed_json(draw: st.DrawFn, document: Any, fields: tuple[str, ...]) -> bytes:
-    """The document with one to three values replaced, removed or added."""
+    """Return the document with one to three values replaced, removed or added."""
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
         known = [*paths(document), *((field,) for field in fields)] or [("a",)]
@@ -117,7 +118,7 @@ def changed_json(draw: st.DrawFn, document: Any, fields: tuple[str, ...]) -> byt
 
 
 def changed_bytes(draw: st.DrawFn, data: bytes) -> bytes:
-    """The data cut short, or with some bytes overwritten."""
+    """Return the data cut short, or with some bytes overwritten."""
     if draw(st.booleans()):
         return data[: draw(st.integers(0, len(data)))]
     changed = bytearray(data)
@@ -127,7 +128,7 @@ def changed_bytes(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def change(draw: st.DrawFn, folder: Path, name: str) -> bytes:
-    """What a file of the folder becomes."""
+    """Return the changed content of a file in the folder."""
     data = (folder / name).read_bytes()
     if draw(st.integers(0, 4)) == 0:
         return changed_bytes(draw, data)

@@ -1,4 +1,4 @@
-"""An inflated checkpoint computes the same function, for us and for transformers, or is refused."""
+"""An inflated checkpoint computes the same function, in streamserve and in transformers, or is refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pages of mapped files come into memory before they are read, and leave the process once released."""
+"""Pages of mapped files are loaded into memory before they are read, and leave the process once released."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def mapped_bytes() -> int:
-    """The pages of files that this process has."""
+    """Return the bytes of mapped files that are in this process's memory."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile:"))
 
@@ -40,7 +40,7 @@ def test_released_pages_leave_the_process_and_come_back(path: Path, tmp_path: Pa
 
 
 def cached(file: int) -> bool:
-    """Whether the middle of the file can be read without the disk."""
+    """Return whether the middle of the file can be read without the disk."""
     try:
         return os.preadv(file, [bytearray(4096)], SIZE // 2, os.RWF_NOWAIT) > 0
     except BlockingIOError:

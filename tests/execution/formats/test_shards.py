@@ -1,4 +1,4 @@
-"""Copies of a model's other files."""
+"""Writing a model's shards copies its other files."""
 
 from pathlib import Path
 

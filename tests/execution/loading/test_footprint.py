@@ -1,4 +1,4 @@
-"""The memory of several workers: with kernels they share one copy of the weights, else each has its own."""
+"""With kernels, several workers share one copy of the weights; without, each worker has its own copy."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_shared_weights_are_counted_once(tmp_path: Path, backend: str) -> None:
     config = ModelConfig(path=str(make_checkpoint(tmp_path)), backend=backend, max_num_seqs=4)
     one, three = (footprint(config, 1 << 21, 0.4, workers) for workers in (1, 3))
     assert three.weights == one.weights * (1 if backend == "native" else 3)
-    assert three.num_blocks < one.num_blocks, "they divide the memory"
+    assert three.num_blocks < one.num_blocks, "the workers divide the memory"
     assert three.weights + three.kv_cache <= 1 << 21
     block_bytes = one.kv_cache // one.num_blocks
     assert three.kv_cache == 3 * three.num_blocks * block_bytes

@@ -1,4 +1,4 @@
-"""Loading decides dtype, pool and context length, and says which flag to change where they cannot be had."""
+"""Loading chooses dtype, pool and context length, and names the flag to change if they are impossible."""
 
 import errno
 
@@ -34,7 +34,7 @@ def test_a_loaded_model_describes_itself(shared_checkpoint, backend):
     assert info.eos_token_ids == (3, 5)
     assert info.max_model_len == limits.max_model_len == 300
     assert info.weight_bytes == 2 * info.parameters
-    assert 0 <= stored - info.weight_bytes < 10_000  # the rest is the file's header
+    assert 0 <= stored - info.weight_bytes < 10_000  # The rest is the file's header.
     assert info.row_invariant == (backend == "native")
     assert (limits.num_blocks, limits.max_num_seqs, limits.max_chunk, limits.preempt_every) == (50, 4, 64, 7)
     assert loaded.kv_cache_bytes == 50 * 16 * 2 * 2 * 2 * 16 * 2  # slots, layers, k and v, heads, dim, bytes
@@ -173,7 +173,8 @@ def test_weights_are_rounded_while_they_are_loaded(shared_checkpoint, quantizati
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("draft", ["none", "model"])
 def test_a_pool_of_8_bits_holds_more_blocks_in_the_same_memory(shared_checkpoint, backend, draft):
-    """The scales are in the blocks; the draft model's KV has 8 bits too."""
+    """A pool of 8-bit KV has more blocks in the same memory. Scales are stored in the blocks, and the draft
+    model's KV has 8 bits too."""
     folder = str(shared_checkpoint("llama", "bfloat16", head_dim=64))
     settings = {"path": folder, "backend": backend, "kv_cache_bytes": 1 << 22, "swap_space": 0.001}
     settings |= {"draft": folder} if draft == "model" else {}

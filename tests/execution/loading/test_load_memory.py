@@ -1,4 +1,5 @@
-"""While a model is loaded its process has little more memory than the weights take, mapped files included."""
+"""While a model is loaded, its process has little more memory than the weights need, mapped files
+included."""
 
 import json
 import os
@@ -22,15 +23,15 @@ HEAP = {
     "compressed-tensors W4A16": 4 << 20,
     "compressed-tensors W4A16 with zero points": 4 << 20,
 }
-"""Bytes beyond that: what malloc keeps of temporaries that were freed, and those of two threads at the same
-time, whatever the size of the model."""
+"""Further bytes, whatever the model's size: freed temporaries that malloc retains, and the temporaries of two
+concurrent threads."""
 SHAPE: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1536,
     "num_hidden_layers": 36,
     "vocab_size": 512,
 }
-"""A matrix is a small part of the model, as in large ones."""
+"""The shape of a model in which a matrix is a small part of the whole, as in large models."""
 SMALL = ("bfloat16", "GGUF Q4_K_M", "int4", "AWQ")
 """The formats that also run without --full."""
 
@@ -63,7 +64,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model with one layer, which loads the code, and the one to measure."""
+    """Yield a model with one layer, with which the code is loaded, and the model to measure."""
     folder = tmp_path_factory.mktemp("sources")
     first = make_checkpoint(folder / "first", "llama", **{**SHAPE, "num_hidden_layers": 1})
     return first, make_checkpoint(folder / "model", "llama", **SHAPE)
@@ -98,5 +99,5 @@ def test_the_peak_is_near_that_of_the_weights(
     assert measured["weights"] > 50e6
     assert measured["mapped"] < 0.05 * measured["weights"]
     assert measured["peak"] < LIMIT * measured["weights"] + HEAP.get(format, 0), measured
-    assert measured["peak"] > 0.9 * measured["weights"], "what was measured is the loading"
+    assert measured["peak"] > 0.9 * measured["weights"], "the measured memory was used by loading"
     record(format=format, shared=shared, ratio=round(measured["peak"] / measured["weights"], 3))

@@ -1,4 +1,4 @@
-"""What loading decides for architectures that differ from Llama in more than sizes, and what it refuses."""
+"""Loading handles architectures that differ from Llama in more than sizes, and refuses unsupported ones."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A text ends at every token that the model's files say it ends at."""
+"""A text ends at every token that the model's files declare as an end."""
 
 import json
 import logging
@@ -26,8 +26,7 @@ def change(file: Path, **fields: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A Llama whose files name no token that ends a text, except config.json, which says that there is
-    none."""
+    """A Llama whose files declare no end token; config.json says explicitly that there is none."""
     folder = make_checkpoint(tmp_path / "model", eos_token_id=None)
     change(folder / "tokenizer_config.json", eos_token=None)
     return folder

@@ -1,5 +1,5 @@
-"""Mixtures of experts: which experts a row has, how their weights are stored, and what a step is expected to
-read of them."""
+"""For mixtures of experts: the experts that a row is sent to, how their weights are stored, and how much of
+them a step is expected to read."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ def config(folder: Path, **fields: Any) -> ModelConfig:
 
 
 def changed(source: Path, target: Path, **fields: Any) -> Path:
-    """A copy of a checkpoint with other fields in its config."""
+    """Return a copy of a checkpoint with other fields in its config."""
     shutil.copytree(source, target)
     content = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**content, **fields}))
@@ -84,7 +84,8 @@ def changed(source: Path, target: Path, **fields: Any) -> Path:
 
 
 def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
-    """The median row's error, as a share of the logits' spread: of some rows another expert is chosen."""
+    """Return the median row's error as a share of the logits' spread. In some rows another expert is
+    chosen."""
     return float((logits - exact).square().mean(1).median().sqrt() / exact.std())
 
 
@@ -103,7 +104,8 @@ def test_the_best_experts_are_chosen_and_of_equal_ones_the_first(rows: list[list
 def test_of_experts_with_equal_scores_the_lower_number_computes(
     shared_checkpoint: Shared, tmp_path: Path, pool: ThreadPool, twin: tuple[int, int]
 ) -> None:
-    """Two experts have the same row in the router, and every token takes only one expert."""
+    """Of experts with equal scores, the one with the lower number computes: two experts have the same row in
+    the router, and every token is sent to one expert."""
     fields = {**MIXTURES["qwen3_moe"], "num_experts_per_tok": 1, "num_hidden_layers": 1}
     source = shared_checkpoint("qwen3_moe", **fields)
     folders = {name: tmp_path / name for name in ("both", "without the lower", "without the higher")}
@@ -180,7 +182,7 @@ def test_experts_are_rounded_while_they_are_loaded_and_routers_are_not(
             assert linear.format == ("int4" if quantization == "int4:32" else "int8")  # type: ignore[attr-defined]
             held += linear.nbytes  # type: ignore[attr-defined]
     padding = held - matrix_bytes(spec, 2, rounded.format)
-    assert padding == 0 or architecture == "gpt_oss"  # whose 96 inputs are padded to 128
+    assert padding == 0 or architecture == "gpt_oss"  # The 96 inputs are padded to 128.
     saved = plain.model_info.weight_bytes - rounded.model_info.weight_bytes
     assert rounded.head == HEAD_FORMAT
     head = head_bytes(spec, 2) - head_bytes(spec, 2, rounded.head)
@@ -233,7 +235,8 @@ def test_a_quantized_folder_is_what_is_quantized_at_load(
 
 
 def states(loaded: Loaded, texts: list[list[int]], sizes: list[int]) -> torch.Tensor:
-    """The hidden states of the first text, fed in steps of these sizes. The others are in its first step."""
+    """Return the hidden states of the first text, computed in steps of these sizes. The other texts are in
+    its first step."""
     attention = make_attention(loaded.cache, loaded.model.spec, loaded.pool)
     (text, *others), pieces, start = texts, [], 0
     blocks = list(range(-(-len(text) // BLOCK_SIZE)))
@@ -257,8 +260,8 @@ def test_stacked_experts_are_not_written_quantized(shared_checkpoint: Shared, tm
 
 
 def mxfp4(source: Path, target: Path, **config: Any) -> Path:
-    """Write a checkpoint of gpt-oss with random blocks in place of its experts' matrices, and one with what
-    transformers makes of them to `dense_of(target)`."""
+    """Write a checkpoint of gpt-oss with random blocks for its experts' matrices, and to `dense_of(target)` a
+    checkpoint with the matrices that transformers makes of these blocks."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     shutil.copytree(source, target)
@@ -375,7 +378,8 @@ def test_a_step_is_expected_to_read_the_experts_that_its_tokens_choose(
 def test_rows_do_not_depend_on_how_many_share_their_experts(
     shared_checkpoint: Shared, architecture: str, dtype: str
 ) -> None:
-    """Alone, and with more rows than are grouped at once, in two threads and one."""
+    """Rows do not depend on the number of rows that share an expert: alone, and with more rows than a group
+    has, with one thread and with two."""
     folder = shared_checkpoint(
         architecture, "bfloat16", max_position_embeddings=2048, **MIXTURES.get(architecture, GPT_OSS)
     )
@@ -402,7 +406,7 @@ def test_a_row_that_is_not_finite_changes_no_other(
     loaded = load(config(folder, quantization=quantization))
     alone = [states(loaded, [[token]], [1]) for token in range(4, 34)]
     finite = [bool(torch.isfinite(row).all()) for row in alone]
-    assert 5 < sum(finite) < 25  # those that do not choose the expert whose numbers overflow
+    assert 5 < sum(finite) < 25  # the rows that do not choose the expert whose numbers overflow
     first, *others = ([token] for token, own in zip(range(4, 34), finite, strict=True) if own)
     poisoned = [[token] for token, own in zip(range(4, 34), finite, strict=True) if not own]
     assert torch.equal(states(loaded, [first, *poisoned, *others], [1]), alone[first[0] - 4])

@@ -1,4 +1,4 @@
-"""Logits are those of transformers, for every architecture and every way to cut a text into steps."""
+"""Logits equal those of transformers, for every architecture and every division of a text into steps."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ from tests.execution.variants import (
 def test_float32_logits_are_those_of_transformers(shared_checkpoint, architecture, overrides):
     folder = shared_checkpoint(architecture, **overrides)
     expected = logits_by_transformers(folder)
-    assert expected.std() > 1  # far from all equal
+    assert expected.std() > 1  # far from being all equal
     torch.testing.assert_close(logits_of(folder, [60]), expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(logits_of(folder, [13, 1, 1, 30, 15]), expected, rtol=0, atol=1e-4)
 

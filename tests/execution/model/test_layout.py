@@ -1,4 +1,4 @@
-"""Rows, positions and slots of a step, and the refusal of spans that would corrupt the cache."""
+"""A layout has the right rows, positions and slots, and refuses spans that would corrupt the cache."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A packed weight multiplies like a plain one."""
+"""A packed weight multiplies in the same way as a plain weight."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Frequencies are transformers', and a rotated product depends on the distance of the two positions alone."""
+"""Frequencies equal those of transformers, and a product of rotated vectors depends only on the distance of
+the two positions."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""A config is read as transformers reads it, in the spelling of both its versions, or refused by name."""
+"""A config is read in the same way as by transformers, in the spelling of both its versions, or refused by
+name."""
 
 import json
 from dataclasses import replace
@@ -35,7 +36,7 @@ LLAMA3_SCALING = {
 
 
 def read(folder: Path, architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelSpec:
-    """The spec of SMALL changed by `fields`; a field that is ... is left out."""
+    """Return the spec of SMALL with `fields` changed. A field with the value ... is left out."""
     config = {"architectures": [architecture], **SMALL, **fields}
     config = {name: value for name, value in config.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(config))

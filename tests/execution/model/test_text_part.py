@@ -1,5 +1,5 @@
-"""The text part of a multimodal checkpoint is served as the text model that it is. Its logits are compared
-with transformers' in the tests of all architectures (tests/execution/variants.py)."""
+"""The text part of a multimodal checkpoint is served as a text model. Its logits are compared with
+transformers' in the tests of all architectures (tests/execution/variants.py)."""
 
 import json
 from collections.abc import Callable

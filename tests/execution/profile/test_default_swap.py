@@ -1,4 +1,4 @@
-"""The host pool where `swap_space` is not set: bounded by what is left, where copies were measured."""
+"""Without `swap_space` there is a host pool if copies were measured, bounded by the remaining memory."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -71,7 +71,8 @@ def test_a_measured_profile_is_a_whole_grid_within_the_models_limits(loaded: Loa
 
 
 def test_no_step_beats_its_floor(loaded: Loaded) -> None:
-    """What a step did faster than the measurements of memory and matrices is itself a measurement."""
+    """No step is faster than its floor: if a step was faster than the measured memory and matrix rates
+    predict, the rates are raised."""
     (profile,) = measure([("tiny", loaded)], SMALL)
     points = grid_points(SMALL.query_tokens, SMALL.contexts, loaded.engine_config, 1000)
     plans = Steps(loaded, [point for line in points for point in line]).plans
@@ -83,7 +84,8 @@ def test_no_step_beats_its_floor(loaded: Loaded) -> None:
 
 
 def test_a_profile_with_kv_of_8_bits_is_another_subject(shared_checkpoint: Callable[..., Path]) -> None:
-    """A step's lower bound counts the bytes of KV as they are stored."""
+    """A profile with 8-bit KV is stored separately: a step's lower bound counts the bytes of KV as they are
+    stored."""
     path, profiles, reads = str(shared_checkpoint()), [], []
     for kv in ("auto", "int8"):
         loaded = load(ModelConfig(path=path, threads=1, num_blocks=4, max_model_len=50, kv_cache_dtype=kv))
@@ -119,7 +121,7 @@ def test_models_are_measured_in_the_same_rounds(shared_checkpoint: Callable[...,
 def test_after_the_time_limit_only_required_points_are_measured(loaded: Loaded) -> None:
     (profile,) = measure([("tiny", loaded)], replace(SMALL, seconds=0.0))
     assert profile.cost.tokens == (1, 2)
-    assert profile.rounds == 2, "once more, so that there is something to compare"
+    assert profile.rounds == 2, "measured again, to have two values to compare"
     assert profile.cost(512) >= 510 * profile.cost.token_seconds > 0
 
 
@@ -247,7 +249,8 @@ def test_the_first_start_measures_and_later_ones_read(
 def test_a_profile_that_another_process_has_measured_meanwhile_is_not_measured_again(
     shared_checkpoint: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two halves of a pair start at once: the second waits, and takes what the first found."""
+    """A profile that another process has just measured is not measured again: when two halves of a pair start
+    at once, the second waits and uses the first's profile."""
     caplog.set_level(logging.INFO)
     loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
     caplog.clear()
@@ -327,7 +330,8 @@ def test_a_processor_that_is_taken_for_a_lesser_one_has_profiles_of_its_own(
 
 
 def test_a_machine_is_known_by_its_processor_cores_and_threads(loaded: Loaded) -> None:
-    """And not by the cores that a worker happens to be pinned to."""
+    """A machine is identified by its processor, cores and threads, and not by the cores that a worker is
+    pinned to."""
     machine = subject_of(loaded).machine
     assert machine.processor
     assert (machine.cores, machine.threads) == (os.cpu_count(), 1)

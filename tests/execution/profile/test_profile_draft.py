@@ -1,4 +1,4 @@
-"""The cost of drafting is known before requests are served, and measuring it leaves no state."""
+"""The cost of drafting is measured before requests are served, and leaves no state."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_cost_of_a_level_is_measured(shared_checkpoint: Callable[..., Path],
     loaded = load(ModelConfig(path=folder, draft=draft_path, threads=1, num_blocks=12, max_model_len=50))
     cost = draft_cost(loaded)
     assert cost is not None
-    assert cost.tokens == (1, 8), "no more rows than there are blocks"
+    assert cost.tokens == (1, 8), "the measured rows fit into the blocks"
     assert 0 < cost(1) <= cost(8)
     assert isinstance(loaded.drafter, ModelDrafter)
     assert not loaded.drafter._trees

@@ -1,4 +1,4 @@
-"""The floor of a step counts what cannot be left out, once: weights, KV that is seen, products."""
+"""The floor of a step counts the necessary work once: reading weights and visible KV, and matrix products."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from streamserve.execution.profile.floor import StepFloor
 from tests.execution.strategies import Step, steps
 
 LAYER = 8 * (6 + 2 * 4) + 6 * 8 + 3 * 8 * 10
-"""Numbers of one layer's linear maps below: queries, keys and values, output, MLP."""
+"""Number of weights in the linear maps of one layer: queries, keys and values, output, MLP."""
 
 
 def spec_of(windows: tuple[int | None, ...]) -> ModelSpec:
@@ -31,7 +31,7 @@ def plan_of(spans: list[Span]) -> StepPlan:
 
 
 def visible(span: Span, row: int, window: int | None) -> range:
-    """Positions that a row of a span sees, nodes of a tree as if they were a chain."""
+    """Return the number of positions that a row of a span sees. Nodes of a tree count as a chain."""
     position = span.start + row
     return range(0 if window is None else max(0, position - window + 1), position + 1)
 
@@ -43,7 +43,8 @@ windows = st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=3).map(t
 def test_work_equals_a_count_of_single_positions(
     step: Step, windows: tuple[int | None, ...], kv_vector_bytes: int | None
 ) -> None:
-    """A key or value has two numbers, of 16 bits or as many bytes as are given."""
+    """The work of a step equals a count of single positions. Each position has a key and a value, with 16-bit
+    numbers or the given number of bytes."""
     floor = StepFloor(spec_of(windows), 2, step.block_size, 1.0, 1.0, kv_vector_bytes=kv_vector_bytes)
     kv_bytes = 0
     rows = sum(span.query_tokens for span in step.spans)

@@ -1,4 +1,4 @@
-"""Only one process measures at a time, and what others compute meanwhile is noticed."""
+"""Only one process measures at a time, and disturbance by other processes is detected."""
 
 import subprocess
 import sys
@@ -59,7 +59,8 @@ def test_where_nothing_can_be_written_nothing_waits(tmp_path: Path) -> None:
     ("machine", "own", "disturbs"), [(2.0, 2.0, False), (2.2, 2.0, False), (3.0, 2.0, True)]
 )
 def test_background_load_on_our_cores_disturbs(machine: float, own: float, disturbs: bool) -> None:
-    """All cores are ours; in a second others use none, a little, or a whole one."""
+    """Background load on our cores disturbs a measurement. All cores are ours; within a second other
+    processes use none, a little, or a whole core."""
     usages = iter([ProcessorUsage(10.0, 5.0, 1.0), ProcessorUsage(11.0, 5.0 + machine, 1.0 + own)])
     assert BackgroundLoad(2, lambda: next(usages), cores=2).disturbs == disturbs
 

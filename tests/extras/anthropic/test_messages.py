@@ -1,4 +1,4 @@
-"""POST /v1/messages as Anthropic's client knows it, on the real engine and on a scripted one."""
+"""POST /v1/messages behaves as Anthropic's client expects, on the real engine and on a scripted one."""
 
 import json
 import re
@@ -29,7 +29,7 @@ TIME: Any = {"name": "get_time", "input_schema": {"type": "object"}}
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> ScriptedGenerator:
-    """A model whose template has tools, and reasoning that can be turned off."""
+    """A model whose template has tools, and reasoning that can be disabled."""
     folder = byte_level_folder(tmp_path_factory.mktemp("talker"), chat_template=TEMPLATE)
     generator = ScriptedGenerator(Tokenizer.from_folder(folder))
     return generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=4096))
@@ -54,7 +54,7 @@ def create(server: Served, **fields: Any) -> Any:
 
 
 def events(server: Served, **fields: Any) -> list[Any]:
-    """The events of a stream, each seen to have its own name."""
+    """Return the events of a stream, after checking that each is sent under its own name."""
     text = server.post(ROUTE, **{"max_tokens": 600, "messages": HI, "stream": True, **fields}).text
     received = []
     for block in text.removesuffix("\n\n").split("\n\n"):
@@ -65,7 +65,7 @@ def events(server: Served, **fields: Any) -> list[Any]:
 
 
 def error_of(server: Served, status: int, route: str = ROUTE, **body: Any) -> dict[str, Any]:
-    """The error of a refused request, once its shape is checked."""
+    """Return the error of a refused request, after checking its shape."""
     response = server.post(route, **{"max_tokens": 8, "messages": HI, **body})
     assert response.status_code == status, response.text
     content = response.json()
@@ -83,7 +83,7 @@ def last_prompt(server: Served) -> str:
 
 
 def test_a_message_has_anthropics_shape(server: Served) -> None:
-    """Its text is that of the same conversation as a chat."""
+    """A message has Anthropic's shape, and the text of the same conversation as a chat."""
     extra = {"temperature": 0}
     message = create(server, messages=TEXT, system="Be brief.", max_tokens=8, extra_body=extra)
     assert message.id.startswith("msg_")
@@ -132,7 +132,7 @@ def test_a_stop_sequence_is_named(server: Served) -> None:
 
 
 def test_the_output_ends_with_the_context(server: Served) -> None:
-    """A limit above what the context holds is no error: the message says why it ended."""
+    """A limit beyond the context is no error: the message ends with the context, and says so."""
     prompt = [{"role": "user", "content": "word " * 790}]
     left = 4096 - server.post(COUNT, messages=prompt).json()["input_tokens"]
     assert left > 8
@@ -229,7 +229,8 @@ def test_thoughts_text_and_calls_are_blocks(talker: ScriptedGenerator) -> None:
 
 
 def test_a_message_is_sent_back_with_the_results(talker: ScriptedGenerator) -> None:
-    """All parts are in the prompt; the results come before the text that follows them."""
+    """A message is sent back with the results of its calls. All parts are in the prompt; the results come
+    before the text that follows them."""
     with scripted(talker.replaced(script=says("<think>Hm</think>", "I look.", CALL))) as server:
         first = create(server, tools=[WEATHER])
         call = first.content[2]
@@ -277,7 +278,8 @@ def test_consecutive_turns_become_one(talking: Served) -> None:
 
 
 def test_system_blocks_are_one_message_without_the_billing_header(talking: Served) -> None:
-    """The header differs in each request, so that no prompt would be found in the cache."""
+    """System blocks are one message without the billing header, which differs in each request and would
+    prevent prefix cache hits."""
     blocks = [
         {"type": "text", "text": f"{text}"} for text in ("x-anthropic-billing-header: cch=1;", "A", "B")
     ]

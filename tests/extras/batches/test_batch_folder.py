@@ -1,4 +1,4 @@
-"""A damaged file of the batch folder is set aside by name, and the others stay."""
+"""A damaged file in the batch folder is renamed and reported; the other files stay."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ FILES, BATCHES = ("file-1", "file-2"), ("batch_1", "batch_2")
 
 
 def filled(path: Path) -> Path:
-    """Return a folder with two files, and two batches that have not ended."""
+    """Return a folder with two files and two unfinished batches."""
     folder = BatchFolder(path, 1 << 20)
     for name in FILES:
         file = FileReply(id=name, bytes=3, created_at=1, filename="f", purpose="batch")

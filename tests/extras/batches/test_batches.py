@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's client knows them: in order, within limits, over restarts."""
+"""Files and batches behave as OpenAI's client expects: in order, within limits, and across restarts."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def create(server: Served, *entries: Any, endpoint: Any = CHATS, **fields: Any) 
 
 
 def ended(server: Served, name: str) -> Any:
-    """The batch once it has ended."""
+    """Return the batch once it has ended."""
     until(lambda: server.client.batches.retrieve(name).status in FINAL)
     return server.client.batches.retrieve(name)
 
@@ -76,7 +76,7 @@ def server(generator: ScriptedGenerator, folder: Path) -> Iterator[Served]:
 
 
 class Gate:
-    """A script that answers the prompts of some requests only when the gate is opened."""
+    """A script that answers the prompts of some requests only after the gate is opened."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -202,7 +202,8 @@ def test_a_batch_is_cancelled_with_the_results_that_it_has(
 
 
 def test_a_batch_goes_on_after_a_restart(generator: ScriptedGenerator, folder: Path) -> None:
-    """No request that has a result is answered again, and a line that was cut off is written again."""
+    """A batch continues after a restart: no request with a result is answered again, and a truncated line is
+    written again."""
     gate = Gate()
     settings = ApiSettings(batch_folder=str(folder))
     bad = {**BODY, "top_p": 5}
@@ -228,7 +229,8 @@ def test_a_batch_goes_on_after_a_restart(generator: ScriptedGenerator, folder: P
 
 
 def test_a_batch_waits_while_the_server_drains(generator: ScriptedGenerator, folder: Path) -> None:
-    """Its open requests do not delay the end of the server, and are answered when it goes on."""
+    """A batch waits while the server drains: its open requests do not delay the server's end, and are
+    answered when the server resumes."""
     gate = Gate()
     admin = {"Authorization": "Bearer admin"}
     settings = ApiSettings(batch_folder=str(folder), admin_key=(digest("admin"),))
@@ -244,7 +246,8 @@ def test_a_batch_waits_while_the_server_drains(generator: ScriptedGenerator, fol
 
 
 def test_a_busy_server_is_asked_again(generator: ScriptedGenerator, folder: Path) -> None:
-    """Refusals that pass are not results; what fails each time is."""
+    """A batch retries requests that a busy server refuses. Temporary refusals are not results; permanent
+    errors are."""
     seen: list[int] = []
 
     async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
@@ -480,7 +483,7 @@ def test_only_the_servers_user_can_enter_the_folders_of_prompts_and_answers(tmp_
 
 
 def test_stored_records_are_as_written(server: Served, folder: Path) -> None:
-    """The folder of one version is read by the next: this is its format."""
+    """Stored records have this format, because the next version must read the folder."""
     done = ended(server, create(server, line("a")).id)
     record = msgspec.json.decode((folder / "batches" / f"{done.id}.json").read_bytes())
     assert set(record) == {"owner", "batch", "output", "error"}
@@ -489,7 +492,8 @@ def test_stored_records_are_as_written(server: Served, folder: Path) -> None:
 
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
-    """No file can grow beyond `size` bytes, as if the disk were full; a write before that is cut short."""
+    """Limit the size of files to `size` bytes, as if the disk were full; a write that crosses the limit is
+    truncated."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -518,7 +522,7 @@ def test_a_batch_waits_while_its_results_cannot_be_written(
         assert [result["custom_id"] for result in content(server, done.output_file_id)] == names
         for name in (done.input_file_id, done.output_file_id):
             server.client.files.delete(name)
-        assert store(server, 20_000).status_code == 200  # all bytes are free again
+        assert store(server, 20_000).status_code == 200  # all bytes are released
 
 
 def store(server: Served, size: int) -> httpx.Response:

@@ -1,4 +1,5 @@
-"""`streamserve batch`: a file of requests is answered in order, without a server, and in several runs."""
+"""`streamserve batch` answers a file of requests in order, without a server, and can continue an interrupted
+run."""
 
 import json
 from pathlib import Path
@@ -52,7 +53,7 @@ def results(path: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The results of all requests in one run."""
+    """Return the results of all requests in a single run."""
     file = write(tmp_path_factory.mktemp("whole") / "requests.jsonl", *REQUESTS)
     done = run(model, file)
     assert done.exit_code == 1, done.output
@@ -62,7 +63,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def content(result: Any) -> Any:
-    """What a result says, without its ids and times."""
+    """Return a result without its ids and times."""
     body = result["response"]["body"]
     return body.get("choices") or body.get("error") or [item["content"] for item in body["output"]]
 
@@ -80,7 +81,7 @@ def test_results_are_in_the_order_of_the_requests(whole: list[Any]) -> None:
 def test_an_interrupted_run_goes_on(
     model: Path, whole: list[Any], tmp_path: Path, cut: bytes, scale: Scale
 ) -> None:
-    """Results that exist stay as they are; a line that was not complete is written again."""
+    """An interrupted run continues: existing results stay, and an incomplete line is written again."""
     if not scale.full and not cut:
         pytest.skip("with --full")
     file, output = write(tmp_path / "requests.jsonl", *REQUESTS), tmp_path / "out.jsonl"
@@ -93,7 +94,7 @@ def test_an_interrupted_run_goes_on(
 
 
 def test_nothing_is_left_to_do(model: Path, tmp_path: Path) -> None:
-    """No model is loaded, and the exit status is that of the results."""
+    """If no request is left to answer, no model is loaded, and the exit status reflects the results."""
     file = write(tmp_path / "requests.jsonl", line("a"))
     result = {"id": "x", "custom_id": "a", "response": {"status_code": 200, "request_id": "", "body": {}}}
     write(tmp_path / "requests.jsonl.results.jsonl", result)

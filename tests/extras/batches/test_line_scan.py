@@ -1,4 +1,4 @@
-"""Where the lines of a file are: of any file as `readline` finds them, and with bounded work at a time."""
+"""The scan finds the lines of any file as `readline` does, with bounded work in each call."""
 
 import gc
 import time
@@ -19,7 +19,8 @@ CONTENTS = st.lists(st.sampled_from([b"\n", b" ", b"\r", b"a", b"\x00", b"bc ", 
 
 
 def by_readline(path: Path) -> tuple[list[LinePosition], int | None]:
-    """The places, and the number of the line at which the file is refused, if it is."""
+    """Return the positions of the lines by `readline`, and the line number at which the file is refused, if
+    any."""
     found, offset = [], 0
     with path.open("rb") as file:
         for number, text in enumerate(file, start=1):
@@ -63,7 +64,8 @@ def test_complete_lines_stay(tmp_path_factory: pytest.TempPathFactory, content: 
 
 @pytest.fixture
 def without_garbage_collection() -> Iterator[None]:
-    """A collection of all that a test session has made takes a second of whichever thread starts it."""
+    """Disable garbage collection: collecting all objects of a test session takes a second of the thread that
+    triggers it."""
     gc.disable()
     yield
     gc.enable()
@@ -72,7 +74,7 @@ def without_garbage_collection() -> Iterator[None]:
 @pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize("content", [b"\n", b" \n", b" ", b"\r", b"a\n"])
 def test_a_piece_is_bounded_work(tmp_path: Path, content: bytes) -> None:
-    """However many blank lines a file has, each call takes a few milliseconds of processor time at most."""
+    """Each call takes a few milliseconds of processor time at most, however many blank lines a file has."""
     path = tmp_path / "file"
     path.write_bytes(content * (2 * lines.PIECE))
     with path.open("rb") as file:

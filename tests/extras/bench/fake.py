@@ -13,7 +13,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @contextmanager
 def answering(handler: Handler) -> Iterator[str]:
-    """Run a server that handles every POST with `handler`; gives its URL."""
+    """Run a server that handles every POST with `handler`; yields its URL."""
     ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def main() -> None:
@@ -39,7 +39,7 @@ def answering(handler: Handler) -> Iterator[str]:
 
 
 def streaming(*parts: bytes | float) -> Handler:
-    """Return a handler that sends bytes and sleeps seconds, in order."""
+    """Return a handler that sends the bytes and sleeps the seconds of a script in order."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         await request.read()

@@ -1,4 +1,4 @@
-"""`streamserve bench serve` as users run it, against a real server."""
+"""`streamserve bench serve` works for users, against a real server."""
 
 import json
 import os
@@ -98,7 +98,8 @@ def test_refusals_of_the_server_are_shown(served: Served) -> None:
 
 
 def test_ctrl_c_prints_the_results_so_far() -> None:
-    """Four at a time: the first replies end, the others hang until the interrupt."""
+    """Ctrl-C prints the results so far: four requests run at a time; the first replies end, the others hang
+    until the interrupt."""
     usage = b'data: {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
     quick, hanging = streaming(usage, b"data: [DONE]\n\n"), streaming(usage, 60.0)
     counter = iter(range(100))

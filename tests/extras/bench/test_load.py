@@ -1,4 +1,4 @@
-"""The load client against scripted servers: times, counts and errors."""
+"""The load client measures times, counts and errors correctly, against scripted servers."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ def test_never_more_requests_are_open_than_allowed_and_waiting_is_not_timed() ->
         run = load(url, [PROMPT] * 6, max_concurrency=2)
     assert maximum == 2
     assert run.duration >= 0.3
-    assert sum(outcome.latency for outcome in run.outcomes) <= 2 * run.duration  # two at a time
+    assert sum(outcome.latency for outcome in run.outcomes) <= 2 * run.duration  # two requests at a time
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,13 @@ def test_the_key_is_only_in_the_header() -> None:
 
 
 def test_the_client_uses_little_time_per_event(record: Any) -> None:
-    """300 requests at once, with 20 events each: the client must not be the bottleneck."""
+    """The client takes little time per event, so that it is not the bottleneck: 300 concurrent requests with
+    20 events each."""
     with answering(streaming(*[TEXT] * 20, USAGE, DONE)) as url:
         started = time.process_time()
         run = load(url, [PROMPT] * 300)
-        seconds = time.process_time() - started  # of the scripted server too: it shares this process
+        # The time includes the scripted server, which shares this process.
+        seconds = time.process_time() - started
     assert [outcome.error for outcome in run.outcomes] == [None] * 300
     assert sum(len(outcome.token_times) for outcome in run.outcomes) == 6000
     record(client_and_server_microseconds_per_event=round(seconds / 6000 * 1e6))

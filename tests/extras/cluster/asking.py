@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def peer(made: Cluster, context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
-    """A socket with an allowed key, connected to the head."""
+    """Return a socket with an allowed key, connected to the head."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.CURVE_SERVERKEY, made.pair.public)

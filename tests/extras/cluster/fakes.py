@@ -45,7 +45,7 @@ def new_pair() -> KeyPair:
 
 
 class SlowWorker(FakeWorker):
-    """Answers requests token by token; ends with its lease, like a real one."""
+    """Answers requests token by token, and ends with its lease, like a real worker."""
 
     until: float | None = None
 
@@ -64,7 +64,7 @@ class SlowWorker(FakeWorker):
     leaves_after = 0.0
     """Seconds that it takes to leave a head, as when it computes a step."""
     adopts_after = 0.0
-    """Seconds that it takes to serve the head that has adopted it."""
+    """Seconds until the worker serves the head that has adopted it."""
     adopted: WorkerConfig | None = None
     closed = 0.0
 
@@ -92,7 +92,7 @@ class SlowWorker(FakeWorker):
                 task.cancel()
 
     async def _answer(self, message: Submit) -> None:
-        """Token number n is n."""
+        """Send tokens; token number n is n."""
         limit = message.params.max_tokens
         for n in range(len(message.outputs[0]), limit):
             await asyncio.sleep(TOKEN_SECONDS)
@@ -103,8 +103,8 @@ class SlowWorker(FakeWorker):
 
 @dataclass
 class Joined:
-    """A running agent, its link to the head and the workers that it has started. So many starts are
-    `failing`."""
+    """A running agent, its link to the head, and the workers that it has started. The next `failing` starts
+    fail."""
 
     agent: Agent
     link: Link

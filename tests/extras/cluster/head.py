@@ -1,11 +1,12 @@
-"""A head in a process: answers batches of requests that standard input asks for, and prints what happened.
+"""A head in a separate process. It answers batches of requests that are read from standard input, and prints
+reports.
 
-python -m tests.extras.cluster.head CHECKPOINT SETTINGS     settings as JSON
-◀ {"count": 16, "seed": 1, "deaths": 0}     the same batch again and again, until so many workers have died
-▶ ready | running | {"answers": …, "transfer": …, "deaths": …, "interrupted": …}
+python -m tests.extras.cluster.head CHECKPOINT SETTINGS settings as JSON ◀ {"count": 16, "seed": 1, "deaths":
+0} repeats the batch until this number of workers has died ▶ ready | running | {"answers": …, "transfer": …,
+"deaths": …, "interrupted": …}
 
 `answers` has the answers of each batch that differ from those before. A batch may take less time than a
-fault: because of the repetition there are open requests, `interrupted`, when a worker is lost.
+fault; since it is repeated, there are open requests when a worker is lost, and `interrupted` counts them.
 """
 
 import asyncio
@@ -27,7 +28,8 @@ def say(line: str) -> None:
 
 
 async def repeated(llm: AsyncLLM, requests: list[Request], deaths: int) -> list[Any]:
-    """Answer the requests until so many workers have died, once at least; return the answers that differ."""
+    """Answer the requests, at least once, until this number of workers has died; return the answers that
+    differ."""
     different: list[Any] = []
     while not different or fleet(llm).supervisor.deaths < deaths:
         answered = await answers(llm, requests)
@@ -37,7 +39,7 @@ async def repeated(llm: AsyncLLM, requests: list[Request], deaths: int) -> list[
 
 
 async def lost(llm: AsyncLLM, deaths: int) -> int:
-    """Wait until so many workers have died; return how many requests were open then."""
+    """Wait until this number of workers has died; return how many requests were open then."""
     if not deaths:
         return 0
     await until(lambda: fleet(llm).supervisor.deaths >= deaths)

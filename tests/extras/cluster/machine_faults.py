@@ -32,7 +32,7 @@ EVENTS = (*get_args(LifecycleEvent), "draining")
 STREAMS = 16
 LEASE = 1.5
 FAULT_SECONDS = 1.5 * LEASE
-"""How long a link is disturbed: until both sides know that the lease is over."""
+"""Seconds for which a link is disturbed: long enough for both sides to know that the lease is over."""
 WORKERS = ("prefill-0", "decode-0")
 
 
@@ -51,23 +51,24 @@ class Disturbed:
         self.made.join(self.number)
 
     async def cut_link(self) -> None:
-        """Both sides hear nothing, and are not told."""
+        """Cut the link: both sides receive nothing and get no error."""
         self.made.net.cut(self.number)
         await asyncio.sleep(FAULT_SECONDS)
         self.made.net.restore(self.number)
 
     async def delay(self) -> None:
-        """Frames of both directions arrive 200 ms late, as long as requests are open."""
+        """Delay frames in both directions by 200 ms while requests are open."""
         self.wire.set("delay 0.2")
 
     async def stall(self) -> None:
-        """Frames of both directions are held, and all of them arrive later."""
+        """Hold frames in both directions, and deliver all of them later."""
         self.wire.set("stall")
         await asyncio.sleep(FAULT_SECONDS)
         self.wire.set("flow")
 
     async def half_open(self) -> None:
-        """The machine hears nothing, and connects again and again; the other side hears it."""
+        """Make the link half-open: the machine receives nothing and reconnects repeatedly; the other side
+        receives its frames."""
         self.wire.set("mute")
         await asyncio.sleep(FAULT_SECONDS)
         self.wire.set("flow")
@@ -83,10 +84,11 @@ FAULTS: dict[str, Fault] = {
     "stall": (Disturbed.stall, "held"),
     "half-open connection": (Disturbed.half_open, "lost"),
 }
-"""Faults, and which frames of the wire show that they happened. After the others the worker is lost."""
+"""Faults, with the frames of the wire that show that the fault happened. After a fault without frames the
+worker is lost."""
 HARMLESS = "delay of 200 ms"
 RAY_FAULTS: dict[str, Fault] = {"killed Ray node": (Disturbed.kill_machine, "")}
-"""Faults where Ray places the agents: the others do not depend on what started them."""
+"""Faults for agents that Ray places. The other faults do not depend on how agents are started."""
 
 
 class MachineFaults:
@@ -150,13 +152,13 @@ class MachineFaults:
 
 
 def _machines(launched: Launched, folder: Path) -> AbstractContextManager[Machines]:
-    """Each takes one half of a pair."""
+    """Return machines that each run one half of a pair."""
     return ray_machines(2, HERE, slots=1) if launched == "ray" else machines(2, folder, HERE)
 
 
 @asynccontextmanager
 async def machine_faults(folder: Path, launched: Launched = "join") -> AsyncGenerator[MachineFaults, None]:
-    """Serve a pair on two machines, of agents that join or that Ray places."""
+    """Serve a pair on two machines, whose agents join or are placed by Ray."""
     checkpoint = make_checkpoint(folder / "model")
     events = str(Path(__file__).parents[2] / "lifecycle_events")
     path = os.pathsep.join([events, os.environ.get("PYTHONPATH", "")])
@@ -171,5 +173,5 @@ async def machine_faults(folder: Path, launched: Launched = "join") -> AsyncGene
         for number in wires:
             made.join(number)
         async with serving(checkpoint, pairs=1, **SETTINGS, **made.settings(LEASE)) as llm:
-            await llm.check_grammar(NUMBERS, "grammar")  # so that all requests can be sent at once
+            await llm.check_grammar(NUMBERS, "grammar")  # so that all requests can be sent at the same time
             yield MachineFaults(llm, made, wires, folder, expected)

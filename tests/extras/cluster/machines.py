@@ -1,4 +1,4 @@
-"""A head and agents on machines (namespaces), as processes of their own."""
+"""A head and agents on machines (namespaces), as separate processes."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ Process = subprocess.Popen[str]
 
 
 class Machines(ABC):
-    """Machines that run workers for a head, and the process on each that starts them."""
+    """Machines that run workers for a head, each with a process that starts workers."""
 
     def __init__(self, net: Namespaces, stack: ExitStack) -> None:
         self.net = net
@@ -29,26 +29,26 @@ class Machines(ABC):
 
     @abstractmethod
     def settings(self, lease: float) -> dict[str, object]:
-        """Return the settings of the head that they run workers for."""
+        """Return the settings of the head for which the machines run workers."""
 
     @abstractmethod
     def join(self, number: int) -> None:
-        """Let a machine offer to run workers."""
+        """Start an agent on a machine, which offers to run workers."""
 
     def kill(self, number: int) -> None:
-        """End what a machine runs, without a word."""
+        """Kill all processes of a machine, without a message to the head."""
         self.agents[number].kill()
         self.agents[number].wait()
 
     def agent(self, number: int) -> psutil.Process:
-        """The process of the agent on a machine, which has a fork server for its workers."""
+        """Return the process of a machine's agent, which has a fork server for its workers."""
         (fork_server,) = running_below(self.agents[number].pid, FORK_SERVER)
         parent = fork_server.parent()
         assert parent
         return parent
 
     def workers(self, number: int) -> list[psutil.Process]:
-        """The processes of workers on a machine."""
+        """Return the worker processes on a machine."""
         return workers_below(self.agents[number].pid)
 
     def machine_of(self, worker: str) -> int:
@@ -72,7 +72,7 @@ class Machines(ABC):
 
 
 class JoiningMachines(Machines):
-    """Agents on machines, that join a head on machine `head`; 254 is this one."""
+    """Agents on machines that join a head on machine `head`; 254 is this machine."""
 
     def __init__(self, net: Namespaces, folder: Path, stack: ExitStack, head: int) -> None:
         super().__init__(net, stack)
@@ -80,7 +80,7 @@ class JoiningMachines(Machines):
         self._head = head
 
     def settings(self, lease: float) -> dict[str, object]:
-        """Return the settings of a head that they can join."""
+        """Return the settings of a head that the agents can join."""
         return {
             "launcher": "join", "listen": self.endpoint, "join_key": str(self.key), "join_lease": lease,
             "threads": 1,
@@ -91,7 +91,7 @@ class JoiningMachines(Machines):
         return f"tcp://{self.net.address(self._head)}:{PORT}"
 
     def head(self, checkpoint: Path, lease: float, **settings: object) -> Process:
-        """Start a head, as in tests/extras/cluster/head.py."""
+        """Start a head as described in tests/extras/cluster/head.py."""
         given = json.dumps(self.settings(lease) | settings)
         return self._program(self._head, "tests.extras.cluster.head", str(checkpoint), given)
 

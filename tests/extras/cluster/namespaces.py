@@ -1,5 +1,5 @@
-"""Machines as network, process and mount namespaces on one bridge: each with an address, with its own
-processes and /dev/shm, and with a link that can be cut, limited, delayed, stalled or made half-open."""
+"""Machines as network, process and mount namespaces on one bridge: each has an address, its own processes and
+/dev/shm, and a link that can be cut, limited, delayed, stalled or made half-open."""
 
 import json
 import os
@@ -18,13 +18,13 @@ class WireProcess:
         self._process = process
 
     def set(self, command: str) -> None:
-        """Let frames flow, or begin a fault: `delay SECONDS`, `stall`, `mute` or `flow`."""
+        """Start or end a fault: `delay SECONDS`, `stall`, `mute`, or `flow` (no fault)."""
         assert self._process.stdin
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
     def counts(self) -> dict[str, int]:
-        """Return the frames so far, by device and by fault."""
+        """Return the number of frames so far, by device and by fault."""
         self.set("count")
         assert self._process.stdout
         counts: dict[str, int] = json.loads(self._process.stdout.readline())
@@ -32,7 +32,7 @@ class WireProcess:
 
 
 class Namespaces:
-    """`count` machines, numbered from 1 on, on a bridge that this machine is on too."""
+    """`count` machines, numbered from 1, on a bridge that also connects this machine."""
 
     def __init__(self, count: int) -> None:
         self._tag = f"{os.getpid() % 100000}"
@@ -50,13 +50,14 @@ class Namespaces:
         return f"ssv{self._tag}.{number}"
 
     def command(self, number: int, *command: str) -> list[str]:
-        """Return the command that runs another in a machine, as its first process."""
+        """Return a command that runs another command in a machine, as its first process."""
         alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
         return ["ip", "netns", "exec", self.name(number), *alone, "sh", "-c", OWN_SHM, "sh", *command]
 
     def up(self) -> None:
-        """Raises OSError or CalledProcessError if namespaces are not permitted."""
-        # Its own address: that of its ports changes as they come and go, unnoticed by the machines.
+        """Create the machines. Raises OSError or CalledProcessError if namespaces are not permitted."""
+        # The bridge gets an address of its own. Otherwise its address would change with its ports, unnoticed
+        # by machines.
         _ip(f"link add {self._bridge} address 02:00:00:00:00:fe type bridge")
         _ip(f"addr add {self.address(254)}/24 dev {self._bridge}")
         _ip(f"link set {self._bridge} up")
@@ -76,7 +77,7 @@ class Namespaces:
         _ip(f"-n {self.name(number)} link set eth0 up")
 
     def limit(self, number: int, rate: str) -> None:
-        """Limit what a machine sends, such as "1gbit"."""
+        """Limit the rate at which a machine sends, such as "1gbit"."""
         command = f"qdisc replace dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
         subprocess.run(["tc", "-n", self.name(number), *command.split()], check=True, capture_output=True)
 
@@ -107,7 +108,7 @@ class Namespaces:
 
     def down(self) -> None:
         for number in range(1, self.count + 1):
-            # A namespace ends with its last process: its link is removed now.
+            # A namespace ends with its last process; its link is removed now.
             for command in (f"link del {self._outer(number)}", f"netns del {self.name(number)}"):
                 with suppress(subprocess.CalledProcessError, OSError):
                     _ip(command)
@@ -130,7 +131,7 @@ def namespaces(count: int) -> Iterator[Namespaces]:
 
 
 def why_not_permitted() -> str:
-    """Return why there are no namespaces here; empty if there are."""
+    """Return why namespaces cannot be created here; empty if they can."""
     try:
         with namespaces(1) as made:
             subprocess.run(made.command(1, "true"), check=True, capture_output=True)
@@ -140,6 +141,6 @@ def why_not_permitted() -> str:
 
 
 def why_no_wire() -> str:
-    """Return why there are no namespaces with wires here; empty if there are."""
+    """Return why namespaces with wires cannot be created here; empty if they can."""
     permitted = os.access("/dev/net/tun", os.R_OK | os.W_OK)
     return why_not_permitted() or ("" if permitted else "/dev/net/tun is missing or not permitted here")

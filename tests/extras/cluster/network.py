@@ -37,7 +37,7 @@ class Link:
             writer.transport.abort()
 
     def cut(self) -> None:
-        """Forward nothing, and accept nothing, until `restore`: no side is told."""
+        """Forward nothing and accept nothing until `restore`; neither side gets an error."""
         self._flowing.clear()
         self._down = True
 

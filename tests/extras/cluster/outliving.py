@@ -26,7 +26,7 @@ def make_target(folder: Path) -> Path:
 
 @dataclass
 class Machine:
-    """An agent of this machine, and how heads are started that it joins."""
+    """An agent on this machine, and the settings of the heads that it joins."""
 
     checkpoint: Path
     key: Path

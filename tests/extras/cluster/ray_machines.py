@@ -23,7 +23,7 @@ from tests.extras.cluster.namespaces import Namespaces, namespaces
 RAY_PORT, HTTP_PORT = 6379, 8000
 SECONDS = 120.0
 HERE = 254
-"""The number of this machine."""
+"""The number that stands for this machine."""
 START = (
     sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats",
     "--include-log-monitor=false", f"--object-store-memory={80 << 20}",
@@ -31,23 +31,24 @@ START = (
 
 
 def why_no_ray() -> str:
-    """Return why there is no Ray here; empty if there is."""
+    """Return why Ray cannot be used here; empty if it can."""
     return "" if find_spec("ray") else "needs Ray: pip install 'streamserve[ray]'"
 
 
 class RayMachines(Machines):
-    """Ray nodes, that of Ray's head on machine `head`. Each takes `slots` workers with one thread."""
+    """Ray nodes on machines. Ray's head is on machine `head`. Each node has `slots` workers with one
+    thread."""
 
     def __init__(self, net: Namespaces, stack: ExitStack, head: int, slots: int) -> None:
         super().__init__(net, stack)
         self._head = head
         self._slots = slots
-        # Ray's sockets are there: the names of pytest's folders are too long for them.
+        # Ray's sockets are in this folder: paths in pytest's folders are too long for sockets.
         self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray"))
 
     @property
     def address(self) -> str:
-        """Where Ray's head is."""
+        """Return the address of Ray's head."""
         return f"{self.net.address(self._head)}:{RAY_PORT}"
 
     def settings(self, lease: float) -> dict[str, object]:
@@ -92,7 +93,7 @@ class RayMachines(Machines):
 
 
 def _end_all(process: Process) -> None:
-    """End a process and all that it has started."""
+    """End a process and all processes that it has started."""
     below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.terminate()
     _, remaining = psutil.wait_procs(below, timeout=10)
@@ -101,7 +102,7 @@ def _end_all(process: Process) -> None:
 
 
 def _until_logged(process: Process, log: Path, pattern: str) -> "re.Match[str]":
-    """Wait until a process has logged what matches, and return the match."""
+    """Wait until a process has logged a line that matches, and return the match."""
     deadline = time.monotonic() + SECONDS
     while (match := re.search(pattern, log.read_text(encoding="utf-8", errors="replace"))) is None:
         assert process.poll() is None, (
@@ -116,7 +117,8 @@ def _until_logged(process: Process, log: Path, pattern: str) -> "re.Match[str]":
 
 @contextmanager
 def ray_machines(count: int, head: int = 1, slots: int = 2) -> Iterator[RayMachines]:
-    """Raises AssertionError if Ray's head cannot be started on this machine; elsewhere `serve` starts it."""
+    """Yield machines with Ray. Raises AssertionError if Ray's head cannot start on this machine; on another
+    machine, `serve` starts it."""
     with namespaces(count) as net, ExitStack() as stack:
         made = RayMachines(net, stack, head, slots)
         if head == HERE:

@@ -1,5 +1,5 @@
-"""Workers on machines that join: the same text through every fault of the link and the machine, over real TCP
-with keys. The workers are fakes; their token number n is n."""
+"""Workers on joining machines give the same text through every fault of the link and the machine, over real
+TCP with keys. The workers are fakes, whose token number n is n."""
 
 import asyncio
 import time
@@ -61,7 +61,7 @@ async def test_the_view_names_the_machine_of_each_worker() -> None:
         now = time.monotonic()
         view = router_view(runtime.fleet, "random", runtime.machines(), now)
         slots = {machine.name: (machine.slots, len(machine.workers)) for machine in view.machines}
-        assert slots == {"a": (2, 2), "a#2": (1, 1)}, "two agents of one name are told apart"
+        assert slots == {"a": (2, 2), "a#2": (1, 1)}, "two agents with the same name are distinguished"
         assert {worker.host for worker in view.workers} == {"a", "a#2"}
         assert all(0 < machine.joined_seconds < 60 and machine.silence < 10 for machine in view.machines)
 
@@ -101,7 +101,7 @@ FAULTS = {
     "killed worker": 0.0,
     "killed machine": 1.0,
 }
-"""Faults, and the fewest leases that recovery takes."""
+"""Faults, and the minimum number of leases that recovery takes."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -130,7 +130,7 @@ async def test_a_fault_costs_time_never_text(fault: str, record: Callable[..., N
                 (victim.link.cut if "cut" in fault else victim.link.stall)()
                 await until(lambda: victim.workers[0].ended.is_set())
                 ended = time.monotonic() - started
-                assert ended <= lease + 0.3, "the machine ends its workers by itself"
+                assert ended <= lease + 0.3, "the machine ends its workers without the head"
             case "killed worker":
                 victim.workers[0].kill()
             case "killed machine":
@@ -163,7 +163,8 @@ async def test_a_machine_comes_back_after_its_lease_and_serves_again() -> None:
 
 
 async def test_a_lost_worker_is_not_dead_before_as_much_time_as_its_lease() -> None:
-    """Its machine, which the head cannot reach, may write KV until then."""
+    """A lost worker counts as dead only after the duration of its lease: its machine, which the head cannot
+    reach, may write KV until then."""
     async with cluster(lease=1.0) as made:
         only = await made.join("a")
         await until(lambda: made.runtime.fleet.health()[0])
@@ -204,7 +205,7 @@ async def test_keys_that_are_not_allowed_are_refused_and_logged(caplog: pytest.L
         for name in ("one", "two", "three"):
             await made.join(name, stranger)
         await until(lambda: made.launcher.listener.handshakes_failed >= 3)
-        # The two ends learn of it on their own, in either order.
+        # Both ends notice it independently, in either order.
         await until(lambda: "is not allowed" in caplog.text and "refuses this machine's key" in caplog.text)
         assert caplog.text.count("refused a connection: its key") == 1
         assert caplog.text.count("refused a connection: a connection used a key that is not allowed") == 1
@@ -223,7 +224,8 @@ async def test_an_address_in_use_is_named_once() -> None:
 
 
 async def test_hostile_holders_of_a_key_are_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """Undecodable, large, unexpected and old messages; the head goes on."""
+    """Hostile holders of a key are refused: after undecodable, large, unexpected and old messages, the head
+    still works."""
     bodies = [
         (b"", "unreadable"), (b"\xc1", "unreadable"), (bytes(5000), "size"),
         (encode(Knock(CLUSTER_VERSION, "0.0.0")), "version"),
@@ -268,7 +270,8 @@ async def test_a_registered_machine_that_sends_nonsense_is_ended() -> None:
 
 
 async def test_without_a_key_nothing_is_said_beyond_the_handshake(scale: Scale) -> None:
-    """A port scan: openings of other protocols, and handshakes without keys, reach nothing."""
+    """Without a key, clients get no reply beyond the handshake: a port scan with openings of other protocols,
+    and handshakes without keys, have no effect."""
     async with cluster() as made:
         await made.join("a")
         await until(lambda: made.runtime.fleet.health()[0])
@@ -284,7 +287,7 @@ async def test_without_a_key_nothing_is_said_beyond_the_handshake(scale: Scale) 
                         said += data
             except (TimeoutError, OSError):
                 pass
-            # A greeting of ZMTP, which names the mechanism.
+            # A ZMTP greeting, which names the mechanism.
             assert said == said[:64]
             assert b"streamserve" not in said
             writer.transport.abort()

@@ -1,5 +1,5 @@
-"""Workers that are kept for the next head: leases, epochs and space, over real TCP with keys. The workers are
-fakes; their token number n is n."""
+"""Workers that are retained for the next head, with leases, epochs and slots, over real TCP with keys. The
+workers are fakes, whose token number n is n."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ async def ready(made: Cluster) -> None:
 
 
 def point(first: Cluster, second: Cluster) -> None:
-    """Let the machine of the first head reach the second one, as after a change of an address."""
+    """Connect the first head's machine to the second head, as after a change of an address."""
     link = first.agents[0].link
     link.target = parse_endpoint(second.launcher.endpoint).port
     link.break_connections()
@@ -42,12 +42,13 @@ async def test_a_worker_leaves_before_its_lease_ends_and_serves_again() -> None:
         assert len(only.workers) == 1, "the same process"
         assert only.workers[0].adopted
         assert only.workers[0].adopted.worker == "unified-0/2"
-        assert only.workers[0].closed > started + 2.0, "a lease after the end of the one before"
+        assert only.workers[0].closed > started + 2.0, "a lease after the previous lease ended"
         assert made.runtime.fleet.incidents().adopted == 1
 
 
 async def test_half_of_a_pair_that_does_not_leave_in_time_is_killed() -> None:
-    """It may write into another worker's memory."""
+    """Half of a pair that does not leave in time is killed, because it may write into another worker's
+    memory."""
     async with cluster(lease=1.0, role="decode") as made:
         only = await made.join("a", keep=30.0)
         await ready(made)
@@ -80,7 +81,8 @@ async def test_a_worker_that_writes_to_no_other_may_take_a_step_to_leave() -> No
 
 
 async def test_of_two_heads_at_once_the_later_one_has_the_workers() -> None:
-    """The first head lives on, but gets nothing: its requests wait, and its machine does not come back."""
+    """Of two heads at a time, the later one has the workers. The first head still runs, but gets nothing: its
+    requests wait, and its machine does not return."""
     pair = new_pair()
     async with cluster(epoch=5, lease=1.0, pair=pair) as first, cluster(epoch=6, pair=pair) as second:
         only = await first.join("a", keep=30.0)
@@ -111,7 +113,8 @@ async def test_of_two_heads_at_once_the_later_one_has_the_workers() -> None:
 
 @pytest.mark.parametrize("moment", ["before it has left", "before it serves"])
 async def test_a_kept_worker_that_ends_while_it_is_adopted_is_replaced(moment: str) -> None:
-    """At once, and without a loss at the head, for which a worker whose first start fails has failed."""
+    """A retained worker that ends while it is adopted is replaced at once. The head counts no loss, since it
+    would give up a worker whose first start fails."""
     pair = new_pair()
     async with cluster(epoch=5, lease=1.0, pair=pair) as first, cluster(epoch=6, pair=pair) as second:
         only = await first.join("a", keep=30.0)
@@ -156,7 +159,8 @@ async def test_the_third_head_gets_a_worker_that_the_second_one_was_adopting() -
 
 
 async def test_what_one_head_asked_for_is_not_started_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of a model can be slow to list; both heads ask for a worker of the same name."""
+    """Workers that one head asked for are not started for the next: the files of a model can be slow to list,
+    and both heads ask for a worker of the same name."""
     release = threading.Event()
 
     def slow_files(model: ModelConfig) -> Files:
@@ -225,7 +229,9 @@ def test_workers_go_where_one_like_them_was_kept() -> None:
     places = [AgentCandidate("a", 1, [], ["decode-0"]), AgentCandidate("b", 1, [], ["prefill-0"])]
     assert choose("prefill-0", places) == 1
     assert choose("decode-0", places) == 0
-    assert choose("prefill-1", places[:1], ["decode-0", "prefill-1"]) is None, "decode-0 waits for its own"
+    assert choose("prefill-1", places[:1], ["decode-0", "prefill-1"]) is None, (
+        "decode-0 waits for its own slot"
+    )
     assert choose("prefill-1", places[:1], ["prefill-1"]) == 0
     two = AgentCandidate("c", 2, [], ["unified-0"])
     assert choose("prefill-0", [two], ["unified-0", "prefill-0"]) == 0, "there is another slot"

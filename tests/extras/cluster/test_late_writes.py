@@ -1,5 +1,5 @@
-"""Split brain: a worker that does not observe its lease writes KV into blocks that are another request's by
-then. Their owner refuses and counts each of these writes, and no text changes."""
+"""Split brain: a worker that does not observe its lease writes KV into blocks that belong to another request
+by then. The blocks' owner refuses and counts each of these writes, and no text changes."""
 
 import asyncio
 import os
@@ -35,8 +35,8 @@ async def test_writes_of_a_worker_that_comes_back_after_its_lease_are_refused(
     tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
     """The agent of a prefill worker is stopped in the middle of a push, which a slow link holds, until the
-    head has closed its reservations and other requests get the blocks. The worker goes on, its agent does
-    not: nothing ends it."""
+    head has closed its reservations and other requests get the blocks. The worker continues while its agent
+    is stopped, so nothing ends it."""
     checkpoint = make_checkpoint(tmp_path / "model")
     requests = make_requests(12, scale.seed)
     expected = await undisturbed(checkpoint, requests)
@@ -50,7 +50,7 @@ async def test_writes_of_a_worker_that_comes_back_after_its_lease_are_refused(
             made.join(number)
         settings = SETTINGS | made.settings(LEASE) | {"prefill": 2, "decode": 1, "stuck_after": 30.0}
         async with serving(checkpoint, **settings) as llm:
-            await llm.check_grammar(NUMBERS, "grammar")  # so that all requests can be sent at once
+            await llm.check_grammar(NUMBERS, "grammar")  # so that all requests can be sent at the same time
             state = fleet(llm)
             owner = state.workers["decode-0"].incarnation
             for attempt in range(1, 1 + scale.pick(1, 4)):

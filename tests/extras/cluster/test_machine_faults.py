@@ -1,5 +1,5 @@
-"""Machines that are lost or slow at lifecycle events: a few cases. `python -m tests.campaigns machine_faults`
-has all of them."""
+"""A few cases of machines that are lost or slow at lifecycle events. `python -m tests.campaigns
+machine_faults` has all of them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""A head and workers on machines of their own (network and process namespaces): the text of one local worker,
-through killed workers, cut links and stopped machines."""
+"""A head and workers on separate machines (network and process namespaces) give the text of a single local
+worker, through killed workers, cut links and stopped machines."""
 
 import asyncio
 import json
@@ -55,8 +55,8 @@ async def expected(checkpoint: Path, count: int, seed: int) -> list[Any]:
 async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
     checkpoint: Path, tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """KV goes over TCP. Then a cut link, and with --full a killed worker and a machine that is stopped beyond
-    its lease: each costs time, never text."""
+    """A pair on two machines, whose KV goes over TCP, gives the text of one worker. A cut link, and with
+    --full a killed worker and a machine stopped beyond its lease, cost time and never change the text."""
     count = scale.pick(12, 60)
     texts = await expected(checkpoint, count, scale.seed)
     with machines(3, tmp_path) as made:
@@ -80,7 +80,9 @@ async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
                 case "cut link":
                     made.net.cut(2)
                     await asyncio.sleep(1.5 * LEASE)
-                    assert [process.pid for process in made.workers(2)] == stop, "it has left the head"
+                    assert [process.pid for process in made.workers(2)] == stop, (
+                        "the worker has left the head"
+                    )
                     made.net.restore(2)
                 case "killed worker":
                     os.kill(stop[0], signal.SIGKILL)
@@ -96,7 +98,7 @@ async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
             assert outcome["deaths"] == deaths, fault
             assert outcome["interrupted"] > 0, fault
             if fault == "cut link":
-                assert [process.pid for process in made.workers(2)] == stop, "it was adopted"
+                assert [process.pid for process in made.workers(2)] == stop, "the worker was adopted"
             recovered[fault] = round(outcome["ready_after"], 2)
         figures = {
             "requests": count, "lease": LEASE, "ready_again": recovered,

@@ -1,5 +1,5 @@
-"""KV through NIXL between machines (network and process namespaces), over UCX's TCP: the text of one local
-worker, through killed workers and a cut link."""
+"""KV transfers by NIXL between machines (network and process namespaces), over UCX's TCP, give the text of
+one local worker, through killed workers and a cut link."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def test_nixl_between_machines_needs_a_trusted_network(tmp_path: Path) -> None:
 
 
 async def answered(llm: AsyncLLM, count: int, seed: int) -> "asyncio.Task[Answers]":
-    """Return the task of requests of which some have been answered in part."""
+    """Return the task of requests, some of which have been partly answered."""
     task = asyncio.create_task(answers(llm, make_requests(count, seed)))
     await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
     return task
@@ -51,7 +51,8 @@ async def answered(llm: AsyncLLM, count: int, seed: int) -> "asyncio.Task[Answer
 async def test_a_lost_peer_costs_time_never_text(
     tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Each half of the pair is killed, and with --full the link of each is cut for longer than its lease."""
+    """A lost peer costs time and never changes the text. Each half of the pair is killed; with --full each
+    link is also cut for longer than its lease."""
     checkpoint, count = make_checkpoint(tmp_path / "model"), scale.pick(16, 60)
     async with serving(checkpoint) as llm:
         expected = await answers(llm, make_requests(count, scale.seed))

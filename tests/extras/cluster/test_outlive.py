@@ -1,4 +1,4 @@
-"""Workers that outlive their head: real processes, a head that is killed under load, and the next one."""
+"""Workers outlive their head: real processes, a head that is killed under load, and the next head."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ def answer(reply: dict[str, Any]) -> tuple[str, object]:
 
 @dataclass
 class Client:
-    """Streams an answer until it ends, or the head does."""
+    """Streams an answer until the answer or the head ends."""
 
     served: Served
     number: int
@@ -116,7 +116,7 @@ def test_the_next_head_adopts_the_workers_and_clients_resume(
         with joined.head(*arguments) as second:
             adopting = until_answered(second)
             assert joined.workers() == pids, "the same processes"
-            until(lambda: metric(second, "workers_adopted_total") == 2)  # one of them may answer first
+            until(lambda: metric(second, "workers_adopted_total") == 2)  # either of them may answer first
             assert metric(second, "worker_deaths_total") == 0
             replies = [ask(second, n, **{"Idempotency-Key": f"key-{n}"}) for n in range(CLIENTS)]
             assert [answer(reply) for reply in replies] == expected
@@ -126,13 +126,14 @@ def test_the_next_head_adopts_the_workers_and_clients_resume(
             assert metric(second, "resumed_outputs_total") == CLIENTS
             assert metric(second, "resumed_output_tokens_total") >= received - CLIENTS
             cached = ask(second, CLIENTS)["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert cached >= len(SHARED) - 16, "the prefix cache was kept"
+            assert cached >= len(SHARED) - 16, "the prefix cache was retained"
             record(topology=topology, first_answer_seconds=fresh, with_adoption=adopting)
             print(f"{topology}: first answer {fresh} s after the head's start, {adopting} s with adoption")
 
 
 async def test_of_two_heads_at_once_the_older_one_gets_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    """The machine reaches another head at its address, while the first one lives on."""
+    """Of two heads at a time, the older one gets no workers: the machine reaches another head at its address
+    while the first one still runs."""
     link = Link(0)
     await link.start()
     with machine(checkpoint, tmp_path, slots=1, joins=link.port) as joined, ExitStack() as heads:
@@ -156,7 +157,7 @@ async def test_of_two_heads_at_once_the_older_one_gets_nothing(checkpoint: Path,
         health = await asyncio.to_thread(httpx.get, f"{first.url}/health")
         assert health.status_code == 503
         assert client.chunks == had < TOKENS
-        assert joined.workers() == pids, "they are kept for a head that is not older"
+        assert joined.workers() == pids, "workers are retained for a head that is not older"
         first.process.kill()
         await asyncio.to_thread(client.thread.join, 30)
     await link.close()
@@ -187,7 +188,8 @@ def test_workers_end_with_their_head_if_they_are_not_to_be_kept(checkpoint: Path
 
 
 def test_other_settings_need_other_workers(checkpoint: Path, tmp_path: Path) -> None:
-    """A head with another KV layout ends the kept worker, whose slot it needs."""
+    """Other settings need other workers: a head with another KV layout ends the retained worker, whose slot
+    it needs."""
     with machine(checkpoint, tmp_path, slots=1) as joined:
         with joined.head() as first:
             (pid,) = joined.workers()

@@ -1,4 +1,4 @@
-"""Requests of each kind that go on with the next head: adapters, a draft model, choices, formats, tools."""
+"""Each kind of request continues with the next head: adapters, a draft model, choices, formats, tools."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def whole(served: Served, kind: str, key: str = "") -> dict[str, Any]:
-    """Return the answer, without what differs between two replies."""
+    """Return the answer without the fields that differ between two replies."""
     route, body = KINDS[kind]
     headers = {"Idempotency-Key": key} if key else {}
     reply = httpx.post(f"{served.url}/v1/{route}", json=body, headers=headers, timeout=120)
@@ -109,5 +109,5 @@ def test_requests_of_each_kind_go_on_with_the_next_head(
                 assert whole(second, kind, key=kind) == answer, kind
             assert metric(second, "resumed_outputs_total") == len(KINDS)
             assert {kind: whole(second, kind) for kind in KINDS} == expected, (
-                "from the prefix cache, all of it"
+                "the whole prompt is in the prefix cache"
             )

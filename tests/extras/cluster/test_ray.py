@@ -1,4 +1,4 @@
-"""Workers that Ray places on two nodes: the text of one local worker, also when actors and nodes die."""
+"""Workers that Ray places on two nodes give the text of one local worker, also when actors and nodes die."""
 
 import asyncio
 import json
@@ -86,13 +86,15 @@ def launcher(llm: AsyncLLM) -> RayLauncher:
 
 
 def machines(llm: AsyncLLM) -> dict[str, str]:
-    """The agents that have joined, by the worker that each was made for, with the identity of its node."""
+    """Return the agents that have joined, by the worker that each was made for, with the identity of its
+    node."""
     agents = launcher(llm)._join.registry.agents.values()
     return {agent.name.rpartition(".")[2]: agent.name for agent in agents}
 
 
 async def test_ray_places_workers(cluster: Any, checkpoint: Path) -> None:
-    """An actor dies, then the node with all workers: each costs time, never text."""
+    """Ray places workers. When an actor dies, and then the node with all workers, it costs time and never
+    changes the text."""
     import ray
 
     nodes = [cluster.add_node(num_cpus=2, resources={"place": 2}) for _ in range(2)]
@@ -125,7 +127,7 @@ async def test_ray_places_workers(cluster: Any, checkpoint: Path) -> None:
 
 
 def _used(nodes: list[Any]) -> Any:
-    """The node whose places are taken."""
+    """Return the node whose slots are used."""
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
@@ -136,8 +138,8 @@ def _used(nodes: list[Any]) -> Any:
 async def test_added_workers_are_placed_and_removed_ones_ask_for_nothing(
     cluster: Any, checkpoint: Path
 ) -> None:
-    """A pair is added in one placement group. One for which there is no machine is removed: Ray is not asked
-    for a machine any more. The handler of SIGTERM is the one before."""
+    """Added workers are placed together: a pair is one placement group. A pair without a machine is removed,
+    and Ray is not asked for it again. The previous handler of SIGTERM is restored."""
     from ray.util import placement_group_table
 
     cluster.add_node(num_cpus=4, resources={"here": 4})
@@ -160,13 +162,14 @@ async def test_added_workers_are_placed_and_removed_ones_ask_for_nothing(
 
 
 def _groups(table: dict[str, Any]) -> list[str]:
-    """The placement groups that have resources, or wait for them."""
+    """Return the placement groups that have resources, or wait for them."""
     return [name for name, group in table.items() if group["state"] != "REMOVED"]
 
 
 @contextmanager
 def head(checkpoint: Path, cluster: Any) -> Iterator[Head]:
-    """A head with a pair as another process (tests/extras/cluster/head.py), and so another program of Ray."""
+    """A head with a pair in another process (tests/extras/cluster/head.py), which is a separate program for
+    Ray."""
     settings = {"launcher": "ray", "ray_address": cluster.address, "ray_resources": ("head=1",), "pairs": 1}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.extras.cluster.head", str(checkpoint),
@@ -181,7 +184,7 @@ def head(checkpoint: Path, cluster: Any) -> Iterator[Head]:
 
 
 def ask(head: Head, seed: int) -> None:
-    """Let a head begin to answer requests."""
+    """Let a head start to answer requests."""
     assert head.stdin
     head.stdin.write(json.dumps({"count": COUNT, "seed": seed, "deaths": 0}) + "\n")
     head.stdin.flush()
@@ -195,7 +198,7 @@ async def said(head: Head) -> str:
 
 
 async def answered(head: Head) -> Any:
-    """The answers of a head that has been asked, which has lost no worker."""
+    """Return the answers of a head that has been asked; it must have lost no worker."""
     assert await said(head) == "running"
     result = json.loads(await said(head))
     assert result["deaths"] == 0
@@ -204,7 +207,7 @@ async def answered(head: Head) -> Any:
 
 
 def living_actors() -> dict[str, set[str]]:
-    """The actors that Ray has, by the job of the program that created them."""
+    """Return Ray's living actors by the job of the program that created them."""
     from ray._private.state import actors
 
     jobs: dict[str, set[str]] = {}
@@ -215,8 +218,9 @@ def living_actors() -> dict[str, set[str]]:
 
 
 async def test_heads_on_one_cluster_have_nothing_of_each_other(cluster: Any, checkpoint: Path) -> None:
-    """A second head starts while the first answers, both answer, then one is stopped and another is killed.
-    The first keeps its actors and its workers, and all texts are those of a single local worker."""
+    """Heads on one cluster do not affect each other. A second head starts while the first answers; both
+    answer; then one is stopped and another is killed. The first head keeps its actors and workers, and all
+    texts are those of a single local worker."""
     import ray
 
     cluster.add_node(num_cpus=6, resources={"head": 6})
@@ -255,7 +259,8 @@ async def test_heads_on_one_cluster_have_nothing_of_each_other(cluster: Any, che
 
 
 async def test_servers_of_one_program_share_its_connection_to_ray(cluster: Any, checkpoint: Path) -> None:
-    """The end of the one that connected leaves the other's actors."""
+    """Servers of one program share its connection to Ray. When the one that connected ends, the others keep
+    their actors."""
     import ray
 
     cluster.add_node(num_cpus=4, resources={"program": 4})

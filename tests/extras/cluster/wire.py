@@ -1,5 +1,5 @@
-"""A wire between two Ethernet segments that delays frames, holds them, or loses those of one direction: what
-netem does, where the kernel lacks it.
+"""A wire between two Ethernet segments that delays frames, holds them, or loses the frames of one direction.
+It replaces netem where the kernel lacks it.
 
     segment A ── TAP ══ this process ══ TAP ── segment B
 
@@ -23,7 +23,7 @@ SET_INTERFACE = 0x400454CA
 TAP_WITHOUT_HEADER = 0x0002 | 0x1000
 MAX_FRAME = 65536
 MAX_HELD = 50_000
-"""Frames that are held at most; further ones are lost."""
+"""Maximum number of frames that are held; further frames are lost."""
 
 
 class Wire:
@@ -38,7 +38,7 @@ class Wire:
         self._held: list[tuple[float, int, int, bytes]] = []
 
     def command(self, words: list[str]) -> None:
-        """Obey a line of standard input."""
+        """Execute a command from standard input."""
         match words:
             case ["count"]:
                 print(json.dumps(self._counts), flush=True)
@@ -48,7 +48,7 @@ class Wire:
                 self._fault, self._delay = fault, 0.0
 
     def take(self, end: int, frame: bytes, now: float) -> None:
-        """Process a frame that came from a device."""
+        """Process a frame that was read from a device."""
         self._counts[self._ends[end]] += 1
         lost = (self._fault == "mute" and self._ends[end] == "B") or len(self._held) >= MAX_HELD
         self._counts["lost"] += lost
@@ -67,7 +67,7 @@ class Wire:
         return frames
 
     def wait(self, now: float) -> float | None:
-        """Return for how long nothing is due; None if only a frame or a command changes that."""
+        """Return the seconds until a frame is due; None if only a frame or a command changes anything."""
         if self._fault == "stall" or not self._held:
             return None
         return max(0.0, self._held[0][0] - now)
@@ -89,12 +89,12 @@ def carry(devices: list[str]) -> None:
         for end in set(ready) & set(ends):
             wire.take(end, os.read(end, MAX_FRAME), time.monotonic())
         for end, frame in wire.due(time.monotonic()):
-            with suppress(OSError):  # a device that is down
+            with suppress(OSError):  # The device is down.
                 os.write(end, frame)
 
 
 def _create(device: str) -> int:
-    """Create a TAP device; its frames can be read from the file descriptor."""
+    """Create a TAP device, and return the file descriptor from which its frames are read."""
     end = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(end, SET_INTERFACE, struct.pack("16sH22x", device.encode(), TAP_WITHOUT_HEADER))
     return end

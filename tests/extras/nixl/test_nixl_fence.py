@@ -1,4 +1,4 @@
-"""NIXL between machines: after a writer was lost, nothing that it wrote arrives late."""
+"""With NIXL between machines, no write of a lost writer arrives late."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ FINGERPRINT = "model/16/1"
 
 
 class Deaf:
-    """An agent that does not read what has arrived: over TCP it is on the way until then."""
+    """An agent that does not read arrived data, so that over TCP the data remains in flight."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
@@ -68,7 +68,8 @@ def wait(writer: NixlTransport) -> Landed:
 def test_what_is_on_the_way_when_a_doubtful_reservation_is_closed_does_not_arrive(
     memory: NixlMemory, there: torch.Tensor, writer: NixlTransport, gate: Fence
 ) -> None:
-    """The writer is told by its connection. It reaches the new address, and the old one no more."""
+    """Data in flight does not arrive after a doubtful reservation was closed. The writer learns of it by its
+    connection, reaches the new address, and no longer reaches the old one."""
     old = memory.address(BLOCKS, FINGERPRINT)
     gate.open("a", [1])
     writer.check(old)
@@ -81,7 +82,7 @@ def test_what_is_on_the_way_when_a_doubtful_reservation_is_closed_does_not_arriv
     gate.open("b", [2, 3])
     writer.push(old, [(0, 2), (1, 3)])
     time.sleep(0.3)
-    assert not writer.landed(), "it is on the way"
+    assert not writer.landed(), "the write is in flight"
     new = gate.close("b", doubtful=True)
     assert new is not None
     assert new.agent != old.agent

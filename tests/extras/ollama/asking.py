@@ -16,14 +16,14 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 
 def talker(folder: Path, script: Script) -> ScriptedGenerator:
-    """A model whose template has tools, and reasoning that can be turned off."""
+    """A model whose template has tools, and reasoning that can be disabled."""
     tokenizer = Tokenizer.from_folder(byte_level_folder(folder, chat_template=TEMPLATE))
     generator = ScriptedGenerator(tokenizer, script, served_names=("small",))
     return generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=4096))
 
 
 def ask(server: Served, route: str, **body: Any) -> dict[str, Any]:
-    """The whole reply to a request, which is not streamed."""
+    """Return the whole reply to a request that is not streamed."""
     response = server.post(route, **{"stream": False, **body})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/json"
@@ -32,7 +32,7 @@ def ask(server: Served, route: str, **body: Any) -> dict[str, Any]:
 
 
 def lines(server: Served, route: str, **body: Any) -> list[dict[str, Any]]:
-    """The lines of a stream, which is the default."""
+    """Return the lines of a stream, which is the default."""
     response = server.post(route, **body)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/x-ndjson"
@@ -41,7 +41,7 @@ def lines(server: Served, route: str, **body: Any) -> list[dict[str, Any]]:
 
 
 def refusal(server: Served, route: str, status: int = 400, **body: Any) -> str:
-    """The text of an error, once its shape is checked."""
+    """Return the text of an error, after checking its shape."""
     response = server.post(route, **body)
     assert response.status_code == status, response.text
     assert set(response.json()) == {"error"}
@@ -49,6 +49,6 @@ def refusal(server: Served, route: str, status: int = 400, **body: Any) -> str:
 
 
 def last_prompt(server: Served) -> str:
-    """The text of the latest prompt."""
+    """Return the text of the latest prompt."""
     ids = server.llm.submitted[-1].prompt
     return str(server.llm.tokenizer.decode(ids, skip_special_tokens=False))

@@ -1,4 +1,4 @@
-"""Conversion of Ollama's requests to chat requests."""
+"""Ollama's requests are converted to chat requests."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_options_that_would_change_the_text_are_refused(options: dict[str, Any],
 
 
 def test_each_option_of_ollamas_client_has_a_class() -> None:
-    """Those of its class Options, which it sends by these names."""
+    """Each option in Ollama's client class Options, which sends them by these names, has a class here."""
     sent = (
         "numa num_ctx num_batch num_gpu main_gpu low_vram f16_kv logits_all vocab_only use_mmap use_mlock "
         "embedding_only num_thread num_keep seed num_predict top_k top_p tfs_z typical_p repeat_last_n "
@@ -116,7 +116,8 @@ names = st.sampled_from(["add", "sub", "mul"])
 def test_each_result_belongs_to_a_call_of_its_function(
     data: st.DataObject, calls: list[str], with_ids: bool
 ) -> None:
-    """With and without ids, in any order of the functions, over several turns."""
+    """Each result is matched to a call of its function, with and without ids, in any order of the functions,
+    over several turns."""
     turns: list[dict[str, Any]] = []
     for turn in range(2):
         given_ids = [f"id-{turn}-{number}" for number in range(len(calls))]

@@ -1,4 +1,4 @@
-"""Durations are differences of one clock."""
+"""All durations of a reply are differences of one clock."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -12,7 +12,7 @@ from streamserve.text.output import Usage
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A clock that advances by a second at each look."""
+    """A clock that advances by a second each time it is read."""
     clock = count(1)
     monkeypatch.setattr(durations, "perf_counter_ns", lambda: next(clock) * 10**9)
     return
@@ -24,10 +24,10 @@ async def loaded() -> str:
 
 async def test_each_part_of_a_request_is_measured(seconds: None) -> None:
     watch = RequestStopwatch(arrived=10**9 // 2)
-    assert await watch.loading(loaded()) == "a model"  # at 1 s and 2 s
-    watch.submit()  # at 3 s
+    assert await watch.loading(loaded()) == "a model"  # read at 1 s and 2 s
+    watch.submit()  # read at 3 s
     for _ in range(3):
-        watch.token()  # at 4 s; later ones do not count
+        watch.token()  # read at 4 s; later readings do not count
     fields = watch.generating(Usage(5, 3, queued_seconds=0.25))
     assert fields["load_duration"] == 10**9
     assert fields["prompt_eval_duration"] == 750_000_000

@@ -34,7 +34,7 @@ async def pooled(prompt: list[int], params: SamplingParams) -> AsyncGenerator[It
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """It adds a token before each text, and one after it."""
+    """A tokenizer that adds one token before each text and one after it."""
     folder = byte_level_folder(tmp_path_factory.mktemp("embedder"))
     file = str(folder / "tokenizer.json")
     backend = tokenizers.Tokenizer.from_file(file)

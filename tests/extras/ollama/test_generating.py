@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate: what the engine is asked, and what clients are told."""
+"""POST /api/chat and /api/generate send the right request to the engine, and the right reply to clients."""
 
 import asyncio
 import json
@@ -92,7 +92,7 @@ def test_the_prompt_is_the_chat_routes(server: Served) -> None:
 @settings(max_examples=30, deadline=None)
 @given(cuts=st.sets(st.integers(1, len(ANSWER) - 1), max_size=12))
 def test_a_stream_comes_to_the_whole_reply(server: Served, pieces: Pieces, cuts: set[int]) -> None:
-    """However the text is cut into pieces. A call is in one line."""
+    """A stream adds up to the whole reply, however the text is cut into pieces. A call is in one line."""
     places = [0, *sorted(cuts), len(ANSWER)]
     pieces.now = [ANSWER[begin:end] for begin, end in pairwise(places)]
     whole = ask(server, CHAT, messages=HI, tools=[WEATHER])["message"]
@@ -107,7 +107,7 @@ def test_a_stream_comes_to_the_whole_reply(server: Served, pieces: Pieces, cuts:
 
 
 def test_a_reply_is_a_valid_request(server: Served, pieces: Pieces) -> None:
-    """Also when its call lacks its end."""
+    """A reply is a valid request, even if its call is incomplete."""
     for text in (ANSWER, ANSWER[: ANSWER.index("2}")]):
         pieces.now = [text]
         message = ask(server, CHAT, messages=HI, tools=[WEATHER])["message"]
@@ -172,7 +172,7 @@ def test_generate_answers_a_prompt(server: Served) -> None:
 
 
 def test_a_raw_prompt_is_continued_as_it_is(server: Served, pieces: Pieces) -> None:
-    """Its reasoning is a part of the text, unless think asks for it."""
+    """A raw prompt is continued unchanged. Its reasoning is part of the text, unless `think` asks for it."""
     pieces.now = ["<think>hm</think>yes"]
     reply = ask(server, GENERATE, prompt="Once upon", raw=True)
     assert (reply["response"], "thinking" in reply) == ("<think>hm</think>yes", False)
@@ -277,7 +277,7 @@ def test_log_probabilities(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def failing(error: Exception, begun: bool) -> Callable[..., AsyncGenerator[Item, None]]:
-    """A script that fails at once, or once it has `begun`."""
+    """Return a script that fails at once, or after it has `begun`."""
 
     async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         if begun:

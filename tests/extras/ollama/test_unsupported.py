@@ -1,4 +1,4 @@
-"""Routes that change which models there are: the error says what to do instead."""
+"""Routes that would change the available models return an error that says what to do instead."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Embeddings, scores and reranking over HTTP: equal to transformers, whatever else is in the batch."""
+"""Embeddings, scores and reranking over HTTP equal those of transformers, whatever other requests are in the
+batch."""
 
 import asyncio
 import base64
@@ -67,7 +68,7 @@ def unit(vector: Any) -> Any:
 
 
 def embeddings(server: Served, texts: Any, **options: Any) -> list[list[float]]:
-    """The embeddings by the official client, which asks for base64."""
+    """Return the embeddings by the official client, which asks for base64."""
     reply = server.client.embeddings.create(model="small", input=texts, **options)
     assert [each.index for each in reply.data] == list(range(len(reply.data)))
     return [each.embedding for each in reply.data]
@@ -248,7 +249,7 @@ def test_a_client_that_goes_away_frees_its_memory(server: Served) -> None:
     body = {"input": [f"{number} " + "the lazy dog " * 38 for number in range(900)]}
 
     def give_up() -> None:
-        with pytest.raises(Exception):  # noqa: B017, PT011 (whatever the library raises)
+        with pytest.raises(Exception):  # noqa: B017, PT011 (any error of the library)
             server.http.post("/v1/embeddings", json=body, timeout=5)
 
     thread = threading.Thread(target=give_up)

@@ -1,4 +1,5 @@
-"""Prompts of scores that are shortened: a judged document loses its end, an embedded text its beginning."""
+"""Truncated prompts of scores lose the right part: a judged document its end, an embedded text its
+beginning."""
 
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any

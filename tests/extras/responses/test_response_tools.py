@@ -1,4 +1,5 @@
-"""Tools as Codex sends them: namespaces, custom tools, and built-in tools that this server does not run."""
+"""Tools work as Codex sends them: namespaces, custom tools, and built-in tools that this server does not
+run."""
 
 import json
 from pathlib import Path
@@ -106,7 +107,7 @@ def test_namespaces_and_custom_tools_are_functions_of_the_prompt(agent: Scripted
 
 
 def test_calls_are_items_that_codex_dispatches(agent: ScriptedGenerator) -> None:
-    """By namespace and name; the input of a custom tool is its text."""
+    """Calls are items that Codex dispatches by namespace and name. The input of a custom tool is its text."""
     with scripted(agent) as server:
         whole = server.post(ROUTE, input="hi", tools=TOOLS).json()["output"]
         text = server.post(ROUTE, input="hi", tools=TOOLS, stream=True).text

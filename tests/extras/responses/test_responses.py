@@ -1,4 +1,5 @@
-"""POST /v1/responses as OpenAI's client knows it, on the real engine; failures on a scripted one."""
+"""POST /v1/responses behaves as OpenAI's client expects, on the real engine; failures are tested on a
+scripted one."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -28,7 +29,7 @@ def respond(server: Served, **body: Any) -> Any:
 
 
 def chat(server: Served, *messages: dict[str, Any]) -> str:
-    """What the same conversation gives as a chat."""
+    """Return the reply to the same conversation as a chat."""
     reply = server.post("/v1/chat/completions", messages=messages, max_tokens=8).json()
     return str(reply["choices"][0]["message"]["content"])
 
@@ -41,7 +42,7 @@ def output_text(reply: Any) -> str:
 
 
 def events(server: Served, **body: Any) -> list[Any]:
-    """The events of a stream, each seen to stand under its own name."""
+    """Return the events of a stream, after checking that each is sent under its own name."""
     text = server.post(ROUTE, **{"input": TEXT, "max_output_tokens": 8, "stream": True, **body}).text
     received = []
     for block in text.removesuffix("\n\n").split("\n\n"):
@@ -79,7 +80,7 @@ def test_a_response_that_ends_by_itself_is_completed(server: Served) -> None:
 
 
 def test_the_clients_own_stream_comes_to_the_same(server: Served) -> None:
-    """It knows only responses that are completed."""
+    """OpenAI's client builds the same response from its stream. It returns only completed responses."""
     text = output_text(respond(server, max_output_tokens=24))
     fields: Any = {"model": "tiny", "input": TEXT, "extra_body": {"stop": [text[12:15]]}}
     with server.client.responses.stream(**fields) as stream:
@@ -146,7 +147,7 @@ def test_a_conversation_in_items(server: Served) -> None:
 
 
 def test_a_response_can_be_sent_back_as_it_came(server: Served) -> None:
-    """As a client without a memory on the server goes on."""
+    """A response can be sent back unchanged, as a client continues that stores nothing on the server."""
     first = server.client.responses.create(model="tiny", input=TEXT, max_output_tokens=8)
     history: list[Any] = [
         {"role": "user", "content": TEXT},
@@ -170,7 +171,7 @@ def test_logprobs_when_they_are_included(server: Served) -> None:
         assert len(entry["top_logprobs"]) == 2
         assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
     streamed = [score for event in events(server, **fields) for score in event.get("logprobs", [])]
-    assert streamed == [*scores, *scores]  # in the deltas, and in what is done
+    assert streamed == [*scores, *scores]  # in the deltas, and in the completed item
     assert respond(server)["output"][0]["content"][0]["logprobs"] == []
 
 
@@ -278,7 +279,7 @@ CALLS = (
 
 
 def _writes(text: str, finish: Any = "stop") -> Script:
-    """A model that writes `text`, two characters a token."""
+    """Return a model that generates `text`, two characters a token."""
 
     async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for start in range(0, len(text), 2):
@@ -291,7 +292,7 @@ def _writes(text: str, finish: Any = "stop") -> Script:
 
 @pytest.fixture
 def thinker(generator: ScriptedGenerator, tmp_path: Path) -> ScriptedGenerator:
-    """A model with a long context, whose template renders tools and reasoning."""
+    """A model with a long context whose template renders tools and reasoning."""
     tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path, chat_template=THINKING_TEMPLATE))
     model = msgspec.structs.replace(generator.model, max_model_len=4096)
     return generator.replaced(tokenizer=tokenizer, model=model, submitted=[], script=_writes(CALLS))
@@ -331,7 +332,8 @@ def test_thoughts_text_and_calls_are_items(thinker: ScriptedGenerator) -> None:
 
 
 def test_calls_and_their_outputs_go_back_to_the_model(thinker: ScriptedGenerator) -> None:
-    """What came out is put in again, with the answers of the functions."""
+    """Calls and their outputs go back to the model: the output items are sent again, with the results of the
+    functions."""
     with scripted(thinker) as server:
         output = server.client.responses.create(model="scripted", input=TEXT, tools=[WEATHER]).output
         answers = [
@@ -355,7 +357,8 @@ def test_calls_and_their_outputs_go_back_to_the_model(thinker: ScriptedGenerator
 def test_a_prompt_that_was_cut_still_opens_the_thought(
     thinker: ScriptedGenerator, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What the template wrote last says whether the model begins in a thought."""
+    """A truncated prompt still opens the reasoning: the end of the template's text decides whether the model
+    begins with it."""
     template = THINKING_TEMPLATE + "<|im_start|>assistant\n<think>\n"
     folder = byte_level_folder(tmp_path_factory.mktemp("opens"), chat_template=template)
     tokenizer = Tokenizer.from_folder(folder)
@@ -421,7 +424,8 @@ def test_an_output_of_nothing_is_an_empty_message(generator: ScriptedGenerator) 
 
 
 def test_more_scores_than_a_reply_may_hold(generator: ScriptedGenerator) -> None:
-    """Also in a stream, whose last event has them all."""
+    """More log-probabilities than one reply may hold are refused, also in a stream, whose last event has all
+    of them."""
     wide = generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
     body = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
     with scripted(wide) as server:

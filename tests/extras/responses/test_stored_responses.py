@@ -1,4 +1,5 @@
-"""Stored responses as OpenAI's client knows them: continued, retrieved, listed and deleted, within limits."""
+"""Stored responses behave as OpenAI's client expects: they can be continued, retrieved, listed and deleted,
+within limits."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +47,8 @@ def last_prompt(server: Served) -> str:
 
 
 def test_a_response_continues_an_earlier_one(server: Served) -> None:
-    """The text is that of the whole conversation in one request."""
+    """A response continues an earlier one: the text equals that of the whole conversation in a single
+    request."""
     common: Any = {"model": "tiny", "max_output_tokens": 8}
     first = server.client.responses.create(input="the quick", **common)
     second = server.client.responses.create(input="brown fox", previous_response_id=first.id, **common)
@@ -76,7 +78,7 @@ def test_a_response_continues_an_earlier_one(server: Served) -> None:
 def test_a_response_with_odd_arguments_is_continued(
     talker: ScriptedGenerator, arguments: str, kept: str
 ) -> None:
-    """The user cannot repair what is stored."""
+    """A response with odd arguments can be continued, as the user cannot repair stored items."""
     call = f'<tool_call>{{"name": "get_weather", "arguments": {arguments}'
     with scripted(talker.replaced(script=says(call))) as server:
         first = create(server, tools=[TOOL])

@@ -1,4 +1,4 @@
-"""The page's tests: a scripted model with a playbook, a browser, and what a person does on the page."""
+"""Helpers of the page's tests: a scripted model, a browser, and a person's actions on the page."""
 
 import asyncio
 import json
@@ -76,7 +76,8 @@ PAIR = RouterView("flowguard", WORKERS, 1, [DECISION], MACHINES)
 
 
 class Playbook:
-    """What the scripted model says to the last message, its prompts, and how many answers ended early."""
+    """What the scripted model answers to the last message, the prompts that it received, and how many answers
+    ended early."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -126,7 +127,7 @@ class Playbook:
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """A headless Chromium. Skips the test where the machine has none."""
+    """A headless Chromium. Skips the test on machines without one."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium on this machine (Debian: apt install chromium)")
     with sync_playwright() as playwright:
@@ -137,8 +138,8 @@ def launched() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, stage: Served, tolerated: str = "nothing") -> Iterator[Page]:
-    """The page in a browser without history. No request may leave the origin, and the browser may not report
-    errors other than `tolerated`."""
+    """Yield the page in a browser without history. No request may leave the origin, and the browser may
+    report only the errors in `tolerated`."""
     context = browser.new_context(viewport={"width": 1100, "height": 760})
     page = context.new_page()
     complaints: list[str] = []
@@ -173,7 +174,7 @@ def answered(page: Page, text: str | re.Pattern[str]) -> None:
 
 
 def drop(page: Page, *files: tuple[str, str]) -> None:
-    """Drop text files on the page."""
+    """Drop text files onto the page."""
     transfer = page.evaluate_handle(
         """(files) => { const data = new DataTransfer();
             for (const [name, text] of files) data.items.add(new File([text], name)); return data; }""",

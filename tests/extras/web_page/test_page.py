@@ -1,4 +1,5 @@
-"""The page at /, without a browser: its files need nothing from elsewhere, only its own script may run."""
+"""The page at /, tested without a browser: its files load nothing from elsewhere, and only its own script may
+run."""
 
 import hashlib
 import re
@@ -34,7 +35,7 @@ NO_END = {"meta", "link", "input", "path", "rect", "circle", "use"}
 
 
 class Parts(HTMLParser):
-    """What a page is made of."""
+    """The ids, attributes and open tags of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

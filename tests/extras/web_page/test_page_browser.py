@@ -1,4 +1,5 @@
-"""The page in a headless Chromium: chat, prompt streams, fleet, /docs. Skipped where there is none."""
+"""The page works in a headless Chromium: chat, prompt streams, fleet, /docs. Skipped on machines without
+one."""
 
 import json
 import re
@@ -48,7 +49,7 @@ CYCLE = json.dumps(
         },
     }
 )
-"""A conversation of two messages, each of which follows the other."""
+"""A conversation in which two messages alternate."""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_a_new_chat_begins_with_the_defaults(page: Page, playbook: Playbook) -> 
     page.fill("#setting-extra", '{"response_format": {"type": "json_object"}, "seed": 3}')
     page.fill("#setting-temperature", "0.5")
     page.press("#setting-temperature", "Tab")
-    page.select_option("#setting-ahead", "never")  # of the page, not of the conversation
+    page.select_option("#setting-ahead", "never")  # settings of the page, not of the conversation
     page.click("#close-settings")
     expect(count).to_have_text("2")
     boxes = [page.locator(name).bounding_box() for name in ("#to-settings .icon", "#settings-count")]
@@ -181,7 +182,8 @@ def test_stop_ends_the_generation(page: Page, playbook: Playbook) -> None:
     before = playbook.abandoned
     say(page, "Go on forever")
     expect(page.locator(".message").last).to_contain_text("more more more")
-    expect(page.locator(".meta .speed dd").last).to_have_text(re.compile("tokens/s"))  # while it comes
+    # while the answer arrives
+    expect(page.locator(".meta .speed dd").last).to_have_text(re.compile("tokens/s"))
     page.keyboard.press("Escape")
     expect(page.locator(".problem.mild").last).to_have_text("Stopped.")
     expect(page.locator("#send")).to_be_visible()
@@ -192,7 +194,7 @@ def test_stop_ends_the_generation(page: Page, playbook: Playbook) -> None:
     assert playbook.abandoned == before + 1
     say(page, "And now?")
     answered(page, "hello")
-    assert "more more" in playbook.prompts[-1]  # what was said before it was stopped is context
+    assert "more more" in playbook.prompts[-1]  # text generated before a stop is part of the context
 
 
 def test_regenerate_and_edit_keep_what_was_there(page: Page, playbook: Playbook) -> None:
@@ -280,7 +282,7 @@ def test_chats_are_renamed_and_searched(page: Page) -> None:
     page.focus("#text")
     expect(titles.first).to_have_text("Numbers")
     say(page, "Hello")
-    answered(page, "hello")  # a title that was given stays
+    answered(page, "hello")  # a title that the user set is kept
     assert {chat["title"] for chat in stored(page)} == {EVIL, "Numbers"}
     for searched, found in (("ONERROR", [EVIL]), ("0 1 2 3", ["Numbers"]), ("hello", ["Numbers", EVIL])):
         page.fill("#search", searched)
@@ -346,7 +348,7 @@ def test_markdown_is_shown_and_markup_is_only_text(page: Page) -> None:
     expect(page.locator("#attached")).to_contain_text(EVIL)
     say(page, f"markdown {EVIL}")
     answered(page, "quoted")
-    expect(page.locator("#jump")).to_be_hidden()  # the log has followed the answer
+    expect(page.locator("#jump")).to_be_hidden()  # the log has scrolled with the answer
     answer = page.locator(".message").last
     expect(answer.locator("h4")).to_have_text("Steps")
     expect(answer.locator("strong")).to_have_text("Bold")
@@ -411,7 +413,8 @@ def test_tool_calls_are_shown_and_take_a_result(page: Page, playbook: Playbook) 
 
 
 def test_dropped_files_are_computed_while_one_types(page: Page, playbook: Playbook) -> None:
-    """By a prompt stream, whose prompt is that of an ordinary request with the same message."""
+    """Dropped files are computed while the user types, by a prompt stream, whose prompt equals that of an
+    ordinary request with the same message."""
     say(page, "Before")
     answered(page, "hello")
     drop(page, ("notes.txt", "The sky is green. "), ("data.bin", "\0\1"))
@@ -531,7 +534,7 @@ def test_the_fleet_in_numbers_and_graphs(page: Page, stage: Served) -> None:
     expect(shown["Requests"].locator("output")).to_have_text("3 / 4")
     assert {"100", "50", "0", "now"} <= set(shown["KV cache in use"].locator(".tick").all_text_contents())
     page.reload()
-    expect(workers).to_have_count(2)  # the address has the view
+    expect(workers).to_have_count(2)  # the view is part of the address
     page.go_back()
 
 

@@ -15,11 +15,12 @@ from tests.extras.web_page.page import NARROW, drop, launched, say
 from tests.serving import serving
 
 SHOTS = os.environ.get("PAGE_SCREENSHOTS")
-"""A folder for pictures of the page at work."""
+"""The folder for pictures of the page."""
 
 
 def test_pictures_for_the_docs() -> None:
-    """Made only when asked for: PAGE_SCREENSHOTS names the folder, and the packaged model poses."""
+    """Take pictures for the docs, only if PAGE_SCREENSHOTS names a folder. The packaged model generates the
+    texts."""
     if not SHOTS:
         return
     folder = Path(SHOTS)
@@ -47,7 +48,7 @@ def test_pictures_for_the_docs() -> None:
         picture(page, folder / "page-narrow.png")
         page.fill("#text", "")
         page.get_by_label("Remove minutes.txt").click()
-        expect(page.locator("#ahead")).to_be_hidden()  # the stream is deleted
+        expect(page.locator("#ahead")).to_be_hidden()  # the stream has been deleted
         page.set_viewport_size({"width": 1120, "height": 1000})
         page.emulate_media(color_scheme="light")
         page.click("#to-fleet")
@@ -61,7 +62,7 @@ POSE = {"temperature": 0, "ttft_ms": 200, "tpot_ms": 50}
 
 
 def under_load(page: Page, url: str) -> None:
-    """Send requests for 100 seconds, more and fewer at a time, while the page looks on."""
+    """Send requests for 100 seconds, with a varying number at a time, while the page is open."""
     body = {"messages": [{"role": "user", "content": "Write a story about a ship."}], "ignore_eos": True}
     body |= {"max_tokens": 120, "slo": {"tpot_ms": 25}, "temperature": 0.8}
     with ThreadPoolExecutor(24) as senders, httpx.Client(base_url=url, timeout=120) as client:

@@ -1,4 +1,4 @@
-"""One module an engine.
+"""Adapters to the engines, one module for each engine.
 
 Each has
 
@@ -38,12 +38,12 @@ class Peer:
 
     @property
     def adapter(self) -> ModuleType:
-        """The module described above."""
+        """Return the engine's adapter module, as described above."""
         return importlib.import_module(self.path)
 
     @property
     def path(self) -> str:
-        """Its name for an import."""
+        """Return the name by which the adapter is imported."""
         return f"{__name__}.{self.module}"
 
 

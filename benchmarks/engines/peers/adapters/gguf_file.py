@@ -30,7 +30,7 @@ def write(checkpoint: Path, path: Path) -> None:
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for shard in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(shard, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (it is not a dict)
+            for name in tensors.keys():  # noqa: SIM118 (safetensors' file is not a dict)
                 _add_tensor(writer, name, tensors.get_tensor(name), heads)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -41,7 +41,7 @@ def convert(checkpoint: Path, to: Path, weights: str) -> None:
 
 
 class Engine:
-    """Contexts, one for each kind of work, over one model. KV in f16, its default."""
+    """Contexts over one model, one for each kind of work. KV is stored in f16, llama.cpp's default."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -71,7 +71,7 @@ class Engine:
 
 
 class Context:
-    """A text for each stream of the work, with the text's tokens that are in the cache."""
+    """Computes the streams of one kind of work, and records which tokens of each stream are in the cache."""
 
     def __init__(self, model: Any, threads: int, work: dict[str, Any]) -> None:
         import llama_cpp
@@ -94,8 +94,8 @@ class Context:
         self._held: list[list[int]] = [[] for _ in range(work["streams"])]
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        """Return the token ids of all answers: the prompts in full batches, then one token of each at a
-        time."""
+        """Return the token ids of all answers: prompts run in full batches, then each text grows by one token
+        a step."""
         fed = [(i, token) for i, prompt in enumerate(prompts) for token in prompt[self._reuse(i, prompt) :]]
         first: dict[int, int] = {}
         for begin in range(0, len(fed), STEP):
@@ -107,7 +107,7 @@ class Context:
         return answers
 
     def logits(self, text: list[int]) -> Any:
-        """Return those after each token of a text [tokens, vocabulary], in a context without others."""
+        """Return the logits after each token of a text [tokens, vocabulary], computed without other texts."""
         batch = self._batch
         batch.n_tokens = len(text)
         for position, token in enumerate(text):
@@ -163,7 +163,7 @@ class Context:
 def log_probabilities(
     converted: str, threads: int, options: dict[str, Any], texts: list[list[int]]
 ) -> Iterator[Any]:
-    """Yield what follows each token of each text, from the logits of a batch."""
+    """Yield for each text the log-probabilities after each of its tokens, from the logits of a batch."""
     import numpy as np
 
     engine = Engine("", converted, threads, 0, options)

@@ -1,5 +1,4 @@
-"""The floor instead of an engine: the current speed of memory and matrix units, by the best available
-code."""
+"""Measure the hardware floor: the current speed of memory and matrix units, by the best available code."""
 
 import ctypes
 import time

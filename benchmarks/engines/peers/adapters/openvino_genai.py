@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: its continuous batching pipeline, which its users' servers use."""
+"""OpenVINO GenAI: the continuous batching pipeline that its servers use."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("openvino-genai", "optimum-intel[openvino]")
-UNWANTED = ("torchvision",)  # for another torch; imported where found
+UNWANTED = ("torchvision",)  # for another torch version; imported from the peer's environment
 CONVERTS = ("", "int8", "int4", "int4:64")
 GIB = 1 << 30
 
@@ -27,9 +27,9 @@ def convert(checkpoint: Path, to: Path, weights: str) -> None:
 
 
 class Engine:
-    """KV in u8, its default, in bf16, or in f32, which AVX2 uses instead; arithmetic in bf16, its default
-    where the processor supports it. The converted model `draft`, if there is one, drafts
-    `draft_tokens` tokens at a time."""
+    """The KV cache is in u8 (OpenVINO's default), bf16, or on AVX2 f32. Arithmetic is in bf16 where the
+    processor supports it, by default. The converted model `draft`, if there is one, drafts `draft_tokens`
+    tokens at a time."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -75,8 +75,8 @@ class Engine:
 def log_probabilities(
     converted: str, threads: int, options: dict[str, Any], texts: list[list[int]]
 ) -> Iterator[Any]:
-    """Yield what follows each token of each text: the converted model in OpenVINO's runtime, with the
-    pipeline's precisions, since the pipeline itself returns no distributions."""
+    """Yield for each text the log-probabilities after each of its tokens. The converted model runs in
+    OpenVINO's runtime with the pipeline's precisions, since the pipeline itself returns no distributions."""
     import numpy as np
     import openvino as ov
 
@@ -103,7 +103,8 @@ def log_probabilities(
 
 
 def _arithmetic(properties: dict[str, Any]) -> str:
-    """Return the precision that the plugin actually uses: bf16 only where the processor multiplies it."""
+    """Return the precision that the plugin actually uses: bf16 only where the processor has bf16
+    instructions."""
     import numpy as np
     import openvino as ov
     from openvino import opset13 as opset

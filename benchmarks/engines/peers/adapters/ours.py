@@ -8,7 +8,7 @@ PACKAGES: tuple[str, ...] = ()
 UNWANTED: tuple[str, ...] = ()
 CONVERTS: tuple[str, ...] = ()
 STOPPED = 3600.0
-"""Seconds without a sign of life allowed to a worker: it is stopped while others are measured."""
+"""Seconds that a worker may be silent. Workers are stopped while other engines are measured."""
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
@@ -17,7 +17,7 @@ def environment(cores: Sequence[int]) -> dict[str, str]:
 
 
 class Engine:
-    """The library."""
+    """Runs prompts with the library."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]

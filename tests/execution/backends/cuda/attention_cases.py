@@ -56,8 +56,8 @@ def random_tree(rng: np.random.Generator, size: int) -> TokenTree:
 
 
 def random_spans(rng: np.random.Generator, block_size: int, largest: int) -> tuple[list[Span], int]:
-    """Spans of several sequences, and the number of blocks of their pool; block tables are shuffled. No start
-    or chunk is above `largest`."""
+    """Return spans of several sequences, and the number of blocks in their pool. Block tables are shuffled.
+    No start or chunk is above `largest`."""
     spans = []
     for number in range(int(rng.integers(1, 5))):
         tokens = [0] * min(largest, int(rng.choice(CHUNKS)))
@@ -122,7 +122,7 @@ def run_layer(
     q: Tensor | None = None,
     **options: object,
 ) -> Tensor:
-    """Attention of one layer, computed by `attend` on `device`. What must not be read is NaN."""
+    """Compute the attention of one layer by `attend` on `device`. Slots that must not be read hold NaN."""
     q = case.q if q is None else q
     rows, heads, dim = q.shape
     out = torch.full((rows, heads, dim), torch.nan, dtype=q.dtype, device=device)

@@ -1,4 +1,4 @@
-"""Kernels run on the GPU where there is one, else in Triton's interpreter, on the CPU."""
+"""Kernels run on the GPU if there is one; otherwise on the CPU, in Triton's interpreter."""
 
 import os
 
@@ -11,5 +11,5 @@ if not torch.cuda.is_available():
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where kernels run: the GPU, or the CPU in Triton's interpreter."""
+    """Return the device on which kernels run: the GPU, or the CPU for Triton's interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,5 +1,5 @@
-"""The planned work of attention covers every visible slot once, and computed in plain torch from the planned
-arrays it is the reference's attention."""
+"""The planned work of attention covers every visible slot once. Computed in plain torch from the planned
+arrays, it equals the reference's attention."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ from tests.execution.dense_attention import visible_slots
 
 
 def decoding(length: int, sequence: int = 0) -> Span:
-    """A span of one token after `length` others, with blocks of 16 slots."""
+    """Return a span of one token after `length` others, with blocks of 16 slots."""
     return Span(sequence, length, [0], list(range(length // 16 + 1)), root(0), (0,))
 
 
@@ -46,7 +46,7 @@ def test_random_cases_have_everything() -> None:
     assert any(work.combine[:, 2].max() > 2 for work in works)
     assert {int(tile) for work in works for tile in np.flatnonzero(np.diff(work.starts))} == {0, 1, 2}
     assert {work.bits.shape[1] for work in works} == {0, 1, 2}
-    assert any(span.skip > len(span.tokens) for span in spans)  # the first rows are in the middle of a tree
+    assert any(span.skip > len(span.tokens) for span in spans)  # The first rows are in the middle of a tree.
     assert any(0 < span.skip < len(span.tokens) and span.tree and len(span.tree) > 1 for span in spans)
 
 

@@ -1,4 +1,4 @@
-"""Chains that a device drafts in one go are those of drafting level by level."""
+"""Chains that a device drafts in a single launch equal chains that are drafted level by level."""
 
 import random
 from collections.abc import Callable
@@ -26,7 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def make_drafters(folder: Path) -> tuple[ModelDrafter, ModelDrafter]:
-    """A drafter with chains, and one without, over two copies of a model."""
+    """Return a drafter with device chains and one without, on two copies of a model."""
     drafters = []
     for _ in range(2):
         config = ModelConfig(
@@ -40,8 +40,8 @@ def make_drafters(folder: Path) -> tuple[ModelDrafter, ModelDrafter]:
 
 
 def make_requests(rng: random.Random, count: int, surely: bool) -> list[DraftRequest]:
-    """Requests with texts, depths and read prefixes of many lengths. `surely`: however unlikely the tokens
-    are; the others end after an unlikely one."""
+    """Return requests with texts, depths and read prefixes of many lengths. Chains of requests with `surely`
+    continue after unlikely tokens; the others end there."""
     requests, free = [], list(range(1, 190))
     rng.shuffle(free)
     for number in range(count):
@@ -79,7 +79,7 @@ def test_chains_are_those_of_level_by_level(
             assert shape(found[id]) == shape(tree)
             assert found[id].accept == pytest.approx(tree.accept, rel=1e-3)
             longest = max(longest, len(tree) - 1)
-        # What is accepted is read again: the next chains begin in the middle of a text.
+        # Accepted tokens are read again, so the next chains begin in the middle of a text.
         grown = [
             DraftRequest(
                 one.id, 0, [*one.tokens, 7], one.length + 1, 0, 1, GREEDY, one.depth, 1, one.depth,

@@ -1,4 +1,5 @@
-"""Every kernel compiles for every supported GPU, without one: no register is spilled, shared memory fits."""
+"""Every kernel compiles for every supported GPU, on a machine without a GPU: no register is spilled, and
+shared memory fits."""
 
 import os
 import subprocess
@@ -34,7 +35,8 @@ def test_kernels_fit_the_device(capability: int, scale: Scale) -> None:
 
 
 def test_programs_that_do_not_fit_and_unaligned_copies_are_faults() -> None:
-    """Triton 3.6 copied 16 bytes at once from vectors of 132 bytes."""
+    """Programs that do not fit and unaligned copies are reported. (Triton 3.6 copied 16 bytes at once from
+    vectors of 132 bytes.)"""
     example = next(e for e in all_examples(90) if e.name == "attend tile 16, 8 bits")
     kernel = Compiled("k", 90, warps=4, registers=160, spills=0, shared=22016, tensor_cores=True, copied=4)
     assert kernel.programs == example.programs == 3

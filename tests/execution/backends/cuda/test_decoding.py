@@ -1,4 +1,5 @@
-"""The arrays of a decoding step that follow from those of the step before are the ones made again."""
+"""The arrays of a decoding step that are updated from the previous step's arrays equal arrays that are built
+from scratch."""
 
 import random
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass
 class Life:
-    """A sequence of a random run: the executor's state of it, and its KV."""
+    """A sequence in a random run: the executor's state, and its KV."""
 
     id: int
     choice: int
@@ -38,7 +39,7 @@ class Life:
     blocks: list[int]
 
     def span(self, rng: random.Random, fresh: count, follows: bool, draft: int = 0) -> Span:
-        """The next span, of one token and perhaps draft tokens."""
+        """Return the next span: one token, sometimes with draft tokens."""
         while len(self.blocks) * SIZE <= self.start + draft:
             self.blocks.append(next(fresh))
         token = UNKNOWN_TOKEN if follows else rng.randrange(9)
@@ -54,7 +55,7 @@ class Life:
 
 @dataclass
 class Run:
-    """The steps of a random run, laid out by `decoding`, and the same steps made again."""
+    """A random run whose steps are laid out by `decoding`, and for comparison from scratch."""
 
     rng: random.Random
     decoding: Decoding = field(default_factory=lambda: Decoding(SIZE))
@@ -63,7 +64,7 @@ class Run:
     ids: count = field(default_factory=count)
     fresh: count = field(default_factory=lambda: count(1))
     followed: int = 0
-    """Steps whose arrays are those of the step before, changed."""
+    """Number of steps whose arrays are updated from the previous step's arrays."""
 
     def join(self) -> None:
         rng, id = self.rng, next(self.ids)
@@ -78,7 +79,7 @@ class Run:
         )
 
     def step(self) -> None:
-        """Run a step of sequences of the last one, each of which only goes on; or any step."""
+        """Run a step in which each sequence of the last step continues by one token; or a random step."""
         rng = self.rng
         ahead = [life for life in self.last if life in self.lives and rng.random() < 0.9]
         if self.last and ahead and rng.random() < 0.8:
@@ -122,14 +123,14 @@ class Run:
         self.last = lives
 
     def _commit_last(self) -> None:
-        """The results of the last step arrive: before the next one is launched, unless it follows that."""
+        """Commit the last step's results: before the next launch, unless the next step follows from it."""
         for life in self.last:
             life.state.outputs.append(5)
         self.last = []
 
 
 def _assert_same(step: DecodingStep, other: Layout, sources: dict[int, int]) -> None:
-    """Assert that all arrays of a step's pass are those of a layout made again."""
+    """Assert that all arrays of a step's pass equal the arrays of a layout built from scratch."""
     passes = []
     for layout, origin in ((step.layout, step.sources), (other, sources)):
         plan = plan_attention(layout, SIZE, 2, 2, WINDOWS, 4, 64)

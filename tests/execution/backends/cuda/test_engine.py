@@ -1,5 +1,5 @@
-"""The whole engine on a device, with models made on it: the same texts from captured passes as from direct
-ones, with speculation, swaps and preemption, and but for ties those of plain torch on the CPU."""
+"""The engine on a device, with models made there. Captured passes give the same texts as direct ones, with
+speculation, swaps and preemption. Except for ties, texts equal plain torch on the CPU."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -40,7 +40,7 @@ LONGEST = 64
 
 
 class RandomWeights:
-    """The tensors of a model, random, as a checkpoint."""
+    """A checkpoint with random tensors."""
 
     path = "random weights"
 
@@ -58,14 +58,15 @@ class RandomWeights:
         return torch.cat([self._tensors[name] for name in names]).to(dtype)
 
     def read_ahead(self, layer: int) -> None:
-        """Nothing is read."""
+        """Do nothing: no file is read."""
 
     def release(self) -> None:
-        """Nothing was read."""
+        """Do nothing: no file was read."""
 
 
 class StaleGraphs(NoGraphs):
-    """Like captured graphs: after the first time a shape's own work is done again, whatever is given."""
+    """Behaves like captured graphs: after the first call, a shape's first work is repeated, whatever the new
+    arguments are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class Replayed(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how it is served."""
+    """A model, and the settings that it is served with."""
 
     spec: ModelSpec = SPEC
     dtype: torch.dtype = torch.float32
@@ -101,7 +102,7 @@ def captured() -> Graphs:
 
 @dataclass(frozen=True)
 class Served:
-    """An engine on a device. `graphs` are the target's."""
+    """An engine on a device. `graphs` belongs to the target model."""
 
     engine: Engine
     graphs: Any
@@ -241,7 +242,7 @@ def test_the_first_layers_include_every_kind() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].dtype == torch.float32])
 def test_texts_are_those_of_plain_torch_on_the_cpu(name: str) -> None:
-    """In float32 these models have no ties."""
+    """Texts equal plain torch on the CPU: in float32 these models have no ties."""
     case = CASES[name]
     expected = generate(serve(replace(case, drafts=0, preempt_every=0, eviction="recompute", chunk=512),
                               NoGraphs(), torch.device("cpu"), "plain").engine)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Errors of a device: memory that does not suffice is one line at the start."""
+"""A device without enough memory is reported in one line at the start."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The operations between matrix products: kernels and plain torch compute the same, rounded alike."""
+"""For the operations between matrix products, kernels and plain torch compute and round in the same way."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ def kernels():
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Allow the last bits of the dtype: results of two roundings."""
+    """Compare two results that were rounded separately: the last bits of the dtype may differ."""
     tolerance = {torch.bfloat16: 2**-6, torch.float32: 3e-6}[expected.dtype]
     torch.testing.assert_close(found.cpu(), expected.cpu(), rtol=tolerance, atol=tolerance)
 
@@ -144,7 +144,7 @@ def test_rotation_and_storing_of_keys_and_values(kernels, device, normed, quanti
         assert torch.equal(found_cache, cache)
         return
     close(found_queries, queries)
-    if quantized:  # other last bits of a norm may be another integer
+    if quantized:  # Different last bits of a norm may become a different integer.
         assert (found_cache[..., :dim].int() - cache[..., :dim].int()).abs().max() <= 1
         floats = [dequantize_vectors(one, torch.float32) for one in (found_cache, cache)]
         torch.testing.assert_close(*floats, rtol=0, atol=float(floats[1].abs().max()) / 100)

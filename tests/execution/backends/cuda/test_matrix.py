@@ -1,5 +1,5 @@
-"""Products with quantized weights, and those of experts: what the numbers stand for, and kernels that
-multiply as plain torch does."""
+"""Products with quantized weights, and products of experts, use the values that the stored numbers represent;
+kernels multiply as plain torch does."""
 
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def random_weight(case: Product, format: WeightFormat) -> QuantizedWeight:
-    """A weight with every number of its format."""
+    """Return a weight that contains every number of its format."""
     groups = format.groups(case.inputs)
     generator = torch.Generator().manual_seed(case.seed)
     numbers = torch.randint(1 << format.bits, (case.outputs, case.inputs), generator=generator)

@@ -1,5 +1,5 @@
-"""A forward pass on the meta device, whose tensors have no values: an operation that mixes devices,
-or needs a value on the host, raises."""
+"""A forward pass on the meta device, whose tensors have no values, raises if an operation mixes devices or
+needs a value on the host."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ ROWS = 5
 
 
 class Shapes:
-    """The tensors of a model without values."""
+    """A model's tensors without values."""
 
     path = "shapes"
 
@@ -37,14 +37,15 @@ class Shapes:
         return torch.cat([torch.empty(self._shapes[name], dtype=dtype) for name in names])
 
     def read_ahead(self, layer: int) -> None:
-        """Nothing is read."""
+        """Do nothing: no file is read."""
 
     def release(self) -> None:
-        """Nothing was read."""
+        """Do nothing: no file was read."""
 
 
 def launches() -> Operations:
-    """Operations that check where their tensors are, and return results of the kernels' shapes."""
+    """Operations that check the device of their tensors, and return results with the shapes of the kernels'
+    results."""
 
     def new(x: Tensor, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -98,7 +99,7 @@ def test_the_choice_of_experts_stays_on_the_device() -> None:
     chosen, shares = choose(torch.zeros(ROWS, experts.count + 1, device=META), experts)
     routing = route(chosen[:, : experts.chosen], experts.count)
     assert all(values.device == META for values in (*routing, shares))
-    with pytest.raises(RuntimeError, match="meta"):  # so would a value that the host needs
+    with pytest.raises(RuntimeError, match="meta"):  # So would a value that the host needs,
         chosen[0, 0].item()
-    with pytest.raises(RuntimeError, match="device"):  # and a tensor of the host
+    with pytest.raises(RuntimeError, match="device"):  # and a tensor on the host.
         torch.cat([shares, torch.zeros(ROWS, 1)])

@@ -1,5 +1,5 @@
-"""Whole models on a device: every architecture by the kernels as in plain torch, and quantized weights and KV
-as what they stand for."""
+"""Whole models on a device: for every architecture kernels compute the same as plain torch, and quantized
+weights and KV have the values that they represent."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.ggufs import dequantized_folder, write_gguf
 
 PROMPTS = [[5, 80, 33, 9, 41, 200, 7], [4, 90, 17] * 7, [12]]
 SPECIAL = ("gpt_oss", "gemma3_text")
-"""Models that have all kernels between them, but for that of joint norms."""
+"""Models that together use all kernels except the one for joint norms."""
 Shared = Callable[..., Path]
 
 
@@ -41,7 +41,8 @@ def one_thread() -> Iterator[None]:
 
 
 def generate(executor: Any, count: int = 8) -> tuple[list[list[int]], list[float]]:
-    """Greedy tokens of all prompts in one batch, chunked, and their log-probabilities."""
+    """Return the greedy tokens of all prompts, computed in one batch with chunks, and their
+    log-probabilities."""
     driver = Driver(executor)
     params = SamplingParams(temperature=0.0, logprobs=0)
     tasks = [Task(list(prompt), params, chunk=9) for prompt in PROMPTS]

@@ -1,5 +1,5 @@
-"""Prefill and decode workers whose models are on a device: KV lands in host memory and is copied from there,
-and the text is that of one worker."""
+"""Prefill and decode workers with models on a device: KV arrives in host memory and is copied from there, and
+the text equals a single worker's."""
 
 import time
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class Half:
         )
 
     def turn(self) -> list[Any]:
-        """What a step yields, and what the transfers say after it."""
+        """Return the events of a step and of the transfers that completed after it."""
         events: list[Any] = self.engine.step() if self.engine.has_work else []
         return events + list(self.engine.transfers.take_updates())
 
@@ -80,7 +80,8 @@ def alone(folder: Path, prompt: list[int], params: SamplingParams, **fields: Any
 def test_the_decode_half_goes_on_with_the_kv_that_landed(
     shared_checkpoint: Shared, kind: str, scale: Scale
 ) -> None:
-    """The fleet's messages by hand: reserve, push, join."""
+    """The decode worker continues with the KV that arrived. The test sends the fleet's messages itself:
+    reserve, push, join."""
     if not scale.full and kind == "preempted":
         pytest.skip("with --full")
     folder, fields = shared_checkpoint(), KINDS[kind]
@@ -96,7 +97,7 @@ def test_the_decode_half_goes_on_with_the_kv_that_landed(
         assert time.monotonic() < deadline
         events = (*prefill.turn(), *decode.turn())
         if not events:
-            time.sleep(0.001)  # the transport's thread is sending
+            time.sleep(0.001)  # The transport's thread is sending.
         for event in events:
             if isinstance(event, Reserved):
                 prefill.engine.handle(Push(event.reservation))
@@ -161,7 +162,7 @@ def test_workers_of_a_device_divide_its_memory(monkeypatch: pytest.MonkeyPatch) 
     gpu = torch.device("cuda", 1)
     assert [budget_bytes(gpu, share) for share in (1.0, 0.5)] == [70, 40]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 80))
-    assert budget_bytes(gpu, 0.5) == 30, "other processes have the rest"
+    assert budget_bytes(gpu, 0.5) == 30, "other processes have the other processors"
 
 
 def test_host_memory_that_does_not_suffice_is_refused_by_name() -> None:

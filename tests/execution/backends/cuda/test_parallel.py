@@ -1,5 +1,5 @@
-"""Tensor parallelism over gloo: logits and texts of one process, bits that do not depend on the batch, and
-ranks that live and die with their worker."""
+"""Tensor parallelism over gloo: logits and texts equal a single process's, bits do not depend on the batch,
+and ranks start and end with their worker."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ Shared = Callable[..., Path]
 
 @contextmanager
 def engine_of(folder: Path, degree: int, **fields: Any) -> Iterator[Engine]:
-    """An engine on `degree` ranks."""
+    """Return an engine on `degree` ranks."""
     config = ModelConfig(
         path=str(folder), device="cpu", backend="device", threads=1, num_blocks=60, block_size=4,
         max_chunk=16, tensor_parallel_size=degree, max_model_len=100, check=True, **fields,
@@ -66,7 +66,7 @@ def engine_of(folder: Path, degree: int, **fields: Any) -> Iterator[Engine]:
 
 
 def generate(engine: Engine, prompts: list[list[int]], temperature: float = 0.0, tokens: int = 24) -> Any:
-    """Texts, log-probabilities of all their tokens, and how many draft tokens were accepted."""
+    """Return texts, the log-probabilities of all their tokens, and the number of accepted draft tokens."""
     for number, prompt in enumerate(prompts):
         params = SamplingParams(
             temperature=temperature, seed=len(prompt), max_tokens=tokens, ignore_eos=True, logprobs=0,
@@ -109,7 +109,8 @@ def test_ranks_give_the_texts_of_one_process(
 
 
 def test_a_rank_that_dies_ends_its_worker_and_the_other_ranks(shared_checkpoint: Shared) -> None:
-    """In a process that this test may lose."""
+    """A rank that dies ends its worker and the other ranks. The test runs in a separate process that may be
+    lost."""
     folder = shared_checkpoint("llama", **SIZES)
     script = (
         "import sys, time; from streamserve.execution.loading.load import load\n"
@@ -182,7 +183,8 @@ def test_models_that_are_not_divided_are_refused(shared_checkpoint: Shared, name
 def test_a_load_that_fails_leaves_no_rank_and_no_folder(
     shared_checkpoint: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number that is not finite is in the leader's part, so the other rank waits for a leader."""
+    """A load that fails leaves no rank and no folder. The number that is not finite is in the leader's part,
+    so the other rank waits for a leader."""
     folder, meeting = tmp_path / "model", tmp_path / "meeting"
     shutil.copytree(shared_checkpoint("llama", **SIZES), folder)
     meeting.mkdir()

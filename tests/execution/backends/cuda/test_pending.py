@@ -1,4 +1,4 @@
-"""Draft tokens that are verified on the device before the host knows them."""
+"""Draft tokens can be verified on the device before the host knows them."""
 
 import time
 from pathlib import Path
@@ -23,8 +23,8 @@ SAMPLED = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True
 
 
 class Run:
-    """Texts of three requests, and what was drafted and accepted for them. `draft`: a model's folder or the
-    drafter of --draft."""
+    """The texts of three requests, and the draft tokens that were drafted and accepted for them. `draft`: a
+    model's folder, or a drafter as in --draft."""
 
     def __init__(
         self, folder: Path, draft: str, policy: str, params: SamplingParams = GREEDY, captured: bool = False
@@ -75,13 +75,13 @@ class Run:
 
     @property
     def followed(self) -> int:
-        """Rounds of chains that were drafted before the tokens before them were known."""
+        """Return the number of chains that were drafted before the preceding tokens were known."""
         assert isinstance(self.drafter, ModelDrafter)
         return self.drafter.followed
 
     @property
     def unknown(self) -> int:
-        """Draft tokens that were verified before they were known."""
+        """Return the number of draft tokens that were verified before they were known."""
         trees = [span.tree for plan in self.plans for span in plan.spans if span.tree]
         return sum(token < 0 for tree in trees for token in tree.tokens)
 
@@ -108,7 +108,8 @@ def test_the_first_layers_of_the_target_are_verified_before_they_are_known(share
 
 
 def test_what_was_accepted_is_learned(shared_checkpoint: Any) -> None:
-    """A model that drafts for itself is always right, so calibrated acceptance rises."""
+    """Accepted draft tokens are learned from: a model that drafts for itself is always right, so calibrated
+    acceptance rises."""
     folder = shared_checkpoint("llama")
     drafted = Run(folder, str(folder), "fixed:4")
     levels = drafted.speculation.level_acceptance.by_width()[0]
@@ -132,7 +133,8 @@ def test_trees_and_sampled_requests_are_collected_first(shared_checkpoint: Any) 
 def test_what_is_drafted_ahead_is_what_is_drafted_afterwards(
     shared_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, policy: str, draft: str
 ) -> None:
-    """Drafts that are seldom right: the numbers of accepted tokens differ from chain to chain."""
+    """Drafting ahead gives the same draft tokens as drafting afterwards. The drafts are seldom right, so the
+    number of accepted tokens differs between chains."""
     folder = shared_checkpoint("llama")
     draft = str(shared_checkpoint("llama", num_hidden_layers=1)) if draft == "other" else draft
     ahead = Run(folder, draft, policy)
@@ -146,7 +148,8 @@ def test_what_is_drafted_ahead_is_what_is_drafted_afterwards(
 
 
 def test_chains_are_captured_before_there_are_requests(shared_checkpoint: Any) -> None:
-    """Afterwards, steps of few sequences compile and capture nothing that padding did not."""
+    """Chains are captured before there are requests: later steps of few sequences compile and capture nothing
+    that padding did not."""
     folder = shared_checkpoint("llama")
     warm, cold = Run(folder, str(folder), "fixed:4", captured=True), Run(folder, str(folder), "fixed:4")
     assert warm.texts == cold.texts

@@ -1,4 +1,4 @@
-"""What the leader of several ranks is asked to do reaches the others as plain data, and they do the same."""
+"""The leader's calls reach the other ranks as plain data, and they execute the same calls."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ SPANS = [
 
 
 class Recorder:
-    """A runner that records what it is asked to do."""
+    """A runner that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -55,7 +55,7 @@ class Recorder:
 
 
 class Shared:
-    """Ranks whose broadcast passes the leader's tensors on."""
+    """Ranks whose broadcast passes the leader's tensors on directly."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []

@@ -1,4 +1,5 @@
-"""A step on a device: how much it launches, that it waits once, and that padding touches nothing."""
+"""A step on a device has a limited number of launches, waits for the device once, and is unaffected by
+padding."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,11 +27,11 @@ from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Driver, Task
 GREEDY = SamplingParams(temperature=0, max_tokens=100)
 SEEDED = SamplingParams(temperature=0.8, seed=3, max_tokens=100)
 HOST_READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique_dim", "item"}
-"""Operations that need a value on the host: a device would have to be waited for."""
+"""Operations that need a value on the host, for which the host would wait for the device."""
 
 
 class Recorded(TorchDispatchMode):
-    """Counts what torch is asked to do, outside of the kernels."""
+    """Counts torch's operations outside of the kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +43,8 @@ class Recorded(TorchDispatchMode):
 
 
 def counted(kernels: Counter[str]) -> Operations:
-    """The plain operations, each call counted as one kernel. What they do inside is not recorded."""
+    """Return plain operations that count each call as one kernel. The operations inside of them are not
+    recorded."""
 
     def one(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -150,6 +152,6 @@ def test_a_step_with_more_rows_than_any_bucket_samples_from_its_own_states(share
         while engine.has_work:
             texts[-1] += [event.token for event in engine.step() if isinstance(event, Token)]
         rows = {shape.rows for shape in loaded.executor._runner.graphs.shapes if hasattr(shape, "rows")}
-        assert (512 in rows) == (chunk == 512), "the whole prompt is in no bucket"
+        assert (512 in rows) == (chunk == 512), "no bucket has the size of the whole prompt"
     assert texts[0] == texts[1]
     assert len(texts[0]) == 3

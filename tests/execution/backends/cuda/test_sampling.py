@@ -1,4 +1,4 @@
-"""Tokens chosen on the device are those that the host chooses: ties, filters and noise included."""
+"""The device chooses the same tokens as the host, with ties, filters and noise."""
 
 import math
 
@@ -51,7 +51,7 @@ def on_the_host(logits: torch.Tensor, chosen: list[Draw]) -> list[int]:
 
 
 class _Length(list):
-    """A list of outputs of which only the length matters."""
+    """Stands for a list of outputs; only its length is used."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def logits_of(kind: str, rows: int, vocabulary: int) -> torch.Tensor:
         logits = logits.sign()
     if kind == "one far below":
         logits[:, 17] = -1e30
-    if kind == "sure":  # one token has most of the weight, and many the rest
+    if kind == "sure":  # One token has most of the probability; many others share the rest.
         logits[:, 1234] = 9.0
     if kind == "bf16":
         logits = (4 * logits).bfloat16().float()
@@ -110,7 +110,8 @@ def logits_of(kind: str, rows: int, vocabulary: int) -> torch.Tensor:
     "kind", ["flat", "peaked", "equal", "two values", "one far below", "large", "sure", "bf16"]
 )
 def test_filters_leave_the_hosts_tokens(monkeypatch, device, kind, capacity):
-    """Rows of which fewer tokens are collected than can be the last one are read instead."""
+    """Filters keep the host's tokens. Where more tokens may pass a filter than are collected, the whole row
+    is read."""
     from streamserve.execution.backends.cuda.kernels import filters
 
     monkeypatch.setattr(filters, "CAPACITY", capacity)
@@ -130,14 +131,15 @@ def test_filters_leave_the_hosts_tokens(monkeypatch, device, kind, capacity):
 
 
 def ranks_of(logits: torch.Tensor) -> np.ndarray:
-    """As kernels.filters.rank, of finite logits other than -0."""
+    """Return ranks like kernels.filters.rank, for finite logits other than -0."""
     bits = logits.numpy().view(np.int32)
     keys = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits).astype(np.int64)
     return (keys << len(bits).bit_length()) - np.arange(len(bits))
 
 
 def test_noise_that_rounding_hides_does_not_choose(device):
-    """The scores of all tokens are equal: the host takes the first one."""
+    """Noise that rounding hides does not choose: all tokens have equal scores, and the first one is taken as
+    on the host."""
     draw = Draw(SamplingParams(seed=3), 0, 0)
     assert choose("kernels", torch.full((1, 5000), -3e38), [draw], device) == [0]
 

@@ -1,4 +1,4 @@
-"""Walking down trees and compacting KV on the device is what the host does."""
+"""The device walks down trees and compacts KV in the same way as the host."""
 
 import numpy as np
 import pytest

@@ -1,8 +1,9 @@
-"""The kernels, by every path that this processor has, and in small runs as on a lesser one.
+"""Tests of the kernels run on every path that this processor has, and in small runs also on a lesser
+processor's paths.
 
 A test that takes `pool` runs twice: with the kernels of this processor, and with those of the lesser one that
-the run's seed chooses (tests/processor.py), as far as that has what the test is about. The latter are
-compiled with little optimization, which takes half the time and changes no bit.
+the run's seed chooses (tests/processor.py), if that has the path that the test is about. The lesser kernels
+are compiled with little optimization, which takes half the time and changes no bit.
 """
 
 import ctypes
@@ -30,8 +31,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Remove repetitions that the lesser processor cannot run, and of the others those that are not needed to
-    repeat every value of every parameter."""
+    """Remove repetitions that the lesser processor cannot run. Of the other repetitions, retain only those
+    needed to repeat every value of every parameter."""
     able = [item for item in items if not _lacks_paths(item)]
     groups = group_cases(item for item in able if repeated(item))
     removed = {id(case) for cases in groups.values() for case in cases_left_out(cases, 1)}
@@ -58,7 +59,7 @@ def lesser_kernels(bound: KernelPath) -> ctypes.CDLL | None:
 
 @functools.cache
 def thread_pool(bound: KernelPath, threads: int, path: Path | None) -> ThreadPool:
-    """Return a thread pool of the kernels up to `bound`, kept for the session."""
+    """Return a thread pool of the kernels with paths up to `bound`, shared by the session."""
     library = kernels() if bound == "auto" else lesser_kernels(bound)
     if library is None:
         pytest.skip("there is no compiler")
@@ -67,7 +68,7 @@ def thread_pool(bound: KernelPath, threads: int, path: Path | None) -> ThreadPoo
 
 @pytest.fixture(scope="session")
 def pool(request: pytest.FixtureRequest) -> MakePool:
-    """A thread pool by number of threads and path."""
+    """Return a function that makes a thread pool by number of threads and path."""
     bound = getattr(request, "param", "auto")
     missing = leave_out if bound == "auto" else pytest.skip
 
@@ -82,7 +83,7 @@ def pool(request: pytest.FixtureRequest) -> MakePool:
 
 @pytest.fixture(autouse=True)
 def _bounded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a repeated test loads itself is computed by the same kernels as its pool's."""
+    """In a repeated test, the models that it loads use the same kernels as its pool."""
     if bound := repeated(request.node):
         monkeypatch.setenv(KERNEL_PATH_VARIABLE, bound)
         monkeypatch.setattr("streamserve.execution.loading.load.kernels", lambda: lesser_kernels(bound))

@@ -24,7 +24,7 @@ BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
 def model_of(
     folder: Folder, pool: ThreadPool, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[NativeModel, AttentionBackend]:
-    """The model on the kernels, and its attention over a KV cache that holds no numbers."""
+    """Return a model on the kernels, and its attention over a KV cache whose slots hold NaN."""
     spec, checkpoint = open_checkpoint(folder)
     spec = spec.at_length(TEXT.shape[1])
     linear = partial(NativeLinear, pool, dtype=dtype)
@@ -37,7 +37,7 @@ def model_of(
 
 @torch.inference_mode()
 def forward(model: NativeModel, attention: AttentionBackend, spans: list[Span]) -> torch.Tensor:
-    """The logits [rows, vocabulary] of a step."""
+    """Return the logits [rows, vocabulary] of a step."""
     layout = lay_out(spans, 4)
     attention.plan(layout)
     tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
@@ -45,7 +45,7 @@ def forward(model: NativeModel, attention: AttentionBackend, spans: list[Span]) 
 
 
 def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, pool: ThreadPool) -> torch.Tensor:
-    """The kernels' logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
+    """Return the kernels' logits [60, vocabulary] for TEXT, computed in chunks of these sizes."""
     model, attention = model_of(folder, pool, dtype)
     pieces, start = [], 0
     for size in chunks:

@@ -11,7 +11,7 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     there by way of a number that cannot be halfway between two float32 unless the exact sum is."""
     product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
     total = product + addend
-    # What the sum in float64 lost (two-sum) decides its last bit: so the second rounding is right.
+    # The low part lost in the float64 sum (two-sum) sets its last bit, so that the second rounding is right.
     larger = total - product
     lost = (product - (total - larger)) + (addend - larger)
     bits = total.view(np.int64)
@@ -21,7 +21,7 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def reference(weight: QuantizedWeight, x: torch.Tensor) -> np.ndarray:
-    """The formula of gemm_int.cpp, float32 [rows, out]."""
+    """Return the result [rows, out] of gemm_int.cpp's formula in float32."""
     width = weight.numbers.shape[1]
     group, offsets = weight.format.group or width, weight.offsets
     q = weight.numbers.numpy().astype(np.int64)
@@ -52,6 +52,6 @@ def reference(weight: QuantizedWeight, x: torch.Tensor) -> np.ndarray:
 def make(out: int, width: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(out, width, generator=generator)
-    weight[:, ::7] *= 20.0  # some inputs have much larger weights
+    weight[:, ::7] *= 20.0  # Some inputs have much larger weights.
     weight[0] = 0.0
     return weight.to(dtype)

@@ -1,4 +1,4 @@
-"""Which instructions compute with which numbers."""
+"""The instructions of each kernel path, and the number formats that it computes with."""
 
 import pytest
 import torch
@@ -12,11 +12,12 @@ EVERY_PATH = [(path, torch.bfloat16) for path in Path] + [
 
 
 def name_of(path: Path, dtype: torch.dtype) -> str:
-    """Return a path and its numbers, as lists of what tests left out name them."""
+    """Return the name of a path with a number format, as lists of skipped tests show it."""
     return f"{path.name} for {str(dtype).removeprefix('torch.')}"
 
 
 def repeated(item: pytest.Item) -> KernelPath | None:
-    """Return the lesser processor as on which a test is repeated; None for the test itself (conftest.py)."""
+    """Return the lesser processor with whose kernels a test is repeated; None for the test itself
+    (conftest.py)."""
     bound = item.callspec.params.get("pool", "auto") if hasattr(item, "callspec") else "auto"
     return None if bound == "auto" else bound

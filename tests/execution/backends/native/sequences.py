@@ -15,7 +15,8 @@ from tests.execution.kv_spec import SPEC
 
 
 class Sequence:
-    """One sequence's queries, keys and values by position, attended in any chunks over separate blocks."""
+    """A sequence's queries, keys and values by position. Its attention can be computed in any chunks over
+    separate blocks."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Sequence:
         spec = replace(SPEC, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
         count = -(-(length + spare) // block_size)
         self.cache = KVCache(spec, count, block_size, dtype, quantized=quantized)
-        self.cache.data.fill_(-1 if quantized else torch.nan)  # the scale of all ones is NaN too
+        self.cache.data.fill_(-1 if quantized else torch.nan)  # With all bits set, the scale is NaN too.
         self.blocks = np.random.default_rng(0).permutation(count).tolist()
         self.attention = NativeAttention(pool, self.cache, [window], group)
 
@@ -50,12 +51,12 @@ class Sequence:
         return Span(0, start, [0] * rows, self.blocks, tree, (0,) if tree else ())
 
     def run(self, span: Span, indices: list[int]) -> torch.Tensor:
-        """Attend a span whose rows have the vectors of these positions."""
+        """Compute the attention of a span whose rows have the vectors of these positions."""
         self.attention.plan(lay_out([span], self.cache.block_size))
         return self.attention.run(0, self.q[indices], self.k[indices], self.v[indices], self.sinks)
 
     def whole(self, sizes: list[int]) -> torch.Tensor:
-        """All rows, in chunks of these sizes."""
+        """Return all rows, computed in chunks of these sizes."""
         out, start = [], 0
         for size in sizes:
             out.append(self.run(self.span(start, size), list(range(start, start + size))))

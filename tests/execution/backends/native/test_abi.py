@@ -1,4 +1,4 @@
-"""A library is refused if its structures, enums or functions are not those that Python uses."""
+"""A library is refused if its structures, enums or functions differ from those declared in Python."""
 
 import ctypes
 import re

@@ -1,4 +1,4 @@
-"""The kernels' attention is a dense masked softmax, and a row's bits are those of the row alone."""
+"""The kernels' attention is a dense masked softmax, and the bits of a row do not depend on other rows."""
 
 from dataclasses import replace
 
@@ -38,7 +38,8 @@ DTYPES = [torch.bfloat16, torch.float32]
 def test_attention_is_a_dense_masked_softmax(
     pool, path, dtype, step, kv_heads, group, dim, window, threads, quantized, sink
 ):
-    """Over what is read where the keys and values were written, those of the step's own rows too."""
+    """Attention is a dense masked softmax over the keys and values as they are read from the cache, including
+    the step's own."""
     heads = kv_heads * group
     spec = replace(SPEC, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
     cache = KVCache(spec, step.num_blocks, step.block_size, dtype, quantized=quantized)
@@ -96,7 +97,8 @@ def test_bits_do_not_depend_on_chunks_or_threads(pool, path, dtype, shape):
 
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 def test_sinks_that_outweigh_all_keys_leave_nothing(pool, path, dtype):
-    """And those that weigh nothing change no bit; in one part and in several that are merged."""
+    """Sinks that outweigh all keys leave no output, and sinks without weight change no bit; in one part, and
+    in several parts that are merged."""
     for threads in (1, 2):
         sequence, results = Sequence(pool(threads, path, dtype), 600, dtype), []
         for weight in (None, -1e4, 1e4):
@@ -107,7 +109,8 @@ def test_sinks_that_outweigh_all_keys_leave_nothing(pool, path, dtype):
 
 
 def test_random_chunks_have_the_bits_of_the_whole(pool, scale, record):
-    """Lengths, heads, windows, chunks and thread pools at random; each case compares every row."""
+    """Random chunks give the bits of the whole text. Lengths, heads, windows, chunks and thread pools are
+    random; each case compares every row."""
     rng = np.random.default_rng(scale.seed)
     cases = scale.pick(12, 150)
     for _ in range(cases):
@@ -136,7 +139,8 @@ def test_random_chunks_have_the_bits_of_the_whole(pool, scale, record):
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_tree_branch_has_the_bits_of_the_chain(pool, path, dtype, start, window, quantized):
-    """Each node's row, and its path written after the root as plain tokens."""
+    """A branch of a tree has the bits of a chain: each node's path is also computed as plain tokens after the
+    root."""
     parents = (-1, 0, 0, 1, 2, 2, 5, 3, 7, 6)
     tree = TokenTree((0,) * 10, parents, (0.0,) * 10, (1.0,) * 10)
     length = start + 3 + len(parents) - 1
@@ -147,7 +151,7 @@ def test_a_tree_branch_has_the_bits_of_the_chain(pool, path, dtype, start, windo
     in_tree = sequence.run(sequence.span(start, 3, tree), indices)
     for node in range(len(parents)):
         along = [start + 2 + ancestor for ancestor in tree.path(node)]
-        for size in (len(along) + 2, 1):  # all at once, and the last one alone
+        for size in (len(along) + 2, 1):  # All rows at once, and the last row alone.
             rows = [start, start + 1, *along]
             replay = Sequence(pool(1, path, dtype), length, dtype, window=window, quantized=quantized)
             replay.cache.data.copy_(sequence.cache.data)
@@ -172,7 +176,8 @@ def test_a_long_context_split_between_threads_has_the_bits_of_one_thread(pool, d
 def test_every_path_stores_the_same_bytes_and_reads_what_a_plain_cache_of_those_numbers_holds(
     pool, available, dtype
 ):
-    """Attention over 8 bits has the bits of attention over the numbers that they stand for."""
+    """Every path stores the same bytes. Attention over 8-bit KV has the bits of attention over the numbers
+    that the bytes represent."""
     vectors = torch.randn(40, 2, 36, generator=torch.Generator().manual_seed(1)) * torch.logspace(-42, 38, 36)
     vectors[3, 0], vectors[5, 1, 7], vectors[6, 0, 35] = 0.0, torch.nan, -torch.inf
     for path in available(pool(), dtype):

@@ -1,4 +1,5 @@
-"""Kernels are compiled once, by the first process, and never loaded from where other users can write."""
+"""Kernels are compiled once, by the first process, and are never loaded from a place that other users can
+write to."""
 
 import ctypes
 import os
@@ -39,7 +40,7 @@ def _compiler() -> None:
 
 @pytest.fixture
 def small_source(tmp_path, monkeypatch) -> Path:
-    """Something that compiles in no time, in place of the kernels."""
+    """A source that compiles quickly, in place of the kernels."""
     sources = tmp_path / "cpp"
     sources.mkdir()
     (sources / "one.cpp").write_text('extern "C" int answer() { return 42; }\n')
@@ -69,7 +70,7 @@ def test_it_is_compiled_once_and_again_when_anything_it_depends_on_changes(small
 
 def test_a_compiled_library_is_used_while_another_is_being_compiled(small_source, cache):
     first = build(cache)
-    with locked(cache / LOCK):  # by this process: a second `locked` would wait for ever
+    with locked(cache / LOCK):  # By this process: a second `locked` would wait forever.
         assert build(cache) == first
 
 
@@ -80,7 +81,7 @@ def test_of_old_libraries_those_used_last_stay(small_source, cache, monkeypatch)
         (small_source / "one.h").write_text(f"// {number}\n")
         compiled.append(build(cache))
     (small_source / "one.h").write_text("// 0\n")
-    assert build(cache) == compiled[0]  # used again, so the other one is the oldest
+    assert build(cache) == compiled[0]  # Used again, so the other library is the oldest.
     (small_source / "one.h").write_text("// 2\n")
     for path in compiled:
         path.with_suffix(".json").write_text("{}")
@@ -245,8 +246,8 @@ def test_processes_that_build_at_once_get_one_library(tmp_path):
 
 
 def test_any_processor_can_have_the_portable_path():
-    """Compiled for the oldest 64-bit x86 (or whatever this is), only the portable path is there. The library
-    is kept in the user's cache until the kernels change, for all clones."""
+    """Any processor can use the portable path: compiled for the oldest 64-bit x86 (or another architecture),
+    a library has no other path. It is kept in the user's cache for all clones until the kernels change."""
     compiled = library.load_library(build(kernel_folder().with_name("native-portable"), QUICK))
     supported = [path for path in library.Path if compiled.ss_path_supported(path, 1)]
     assert supported == [library.Path.PORTABLE]

@@ -1,4 +1,4 @@
-"""Workers of one user share out the processors, and get theirs back when one ends."""
+"""Workers of one user divide the processors among them, and get processors back when a worker ends."""
 
 import os
 import subprocess
@@ -38,8 +38,9 @@ def test_a_reservation_that_fails_holds_no_processor(tmp_path):
 
 
 def test_a_worker_gets_processors_of_one_numa_node_where_it_fits(tmp_path):
-    """Six processors, even ones on node 0: its three are not enough after the first worker, so the second one
-    gets node 1, and a worker that fits on neither gets what is left of both."""
+    """A worker gets processors of one NUMA node if it fits. Of six processors, node 0 has three (the even
+    ones), too few after the first worker; so the second worker gets node 1, and a worker that fits on neither
+    node gets what both have left."""
     usable = Processors((0, 1, 2, 3, 4, 5), nodes=(0, 1, 0, 1, 0, 1))
     workers = [reserve_cores(2, tmp_path, usable) for _ in range(3)]
     assert [worker and worker.cpus for worker in workers] == [(0, 2), (1, 3), (4, 5)]

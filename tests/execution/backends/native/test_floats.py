@@ -1,4 +1,4 @@
-"""Weights of e4m3, floats of 8 bits: the bits of the formula in numpy, on every path, for any rows and
+"""With weights in e4m3 (8-bit floats), every path has the bits of the formula in numpy, for any rows and
 threads."""
 
 import numpy as np
@@ -91,7 +91,8 @@ def test_rounding_is_to_a_near_number_of_the_format(format: WeightFormat) -> Non
     weight = make(50, 200, 1, torch.float32)
     rounded = quantize(weight, format)
     floats = rounded.floats()
-    step = rounded.scales.repeat_interleave(format.group or 200, 1)[:, :200] * 2.0**-9  # of the smallest
+    # the smallest positive number of the format, 2^-9, times the scale
+    step = rounded.scales.repeat_interleave(format.group or 200, 1)[:, :200] * 2.0**-9
     assert bool(((floats - weight).abs() <= 2.0**-4 * weight.abs() * 1.01 + step).all())
     assert bool((floats[0] == 0).all())
     assert torch.equal(quantize(floats, format).floats(), floats)

@@ -1,4 +1,5 @@
-"""Every path multiplies right, and gives a row the same bits with any other rows and number of threads."""
+"""Every path multiplies correctly, and gives a row the same bits with any other rows and any number of
+threads."""
 
 import math
 
@@ -82,7 +83,8 @@ def test_a_rows_bits_do_not_depend_on_other_rows(pool, path, dtype, outputs, inp
 
 
 def test_random_rows_have_the_bits_of_the_row_alone(pool, available, scale, record):
-    """Shapes, paths, numbers of threads and other rows at random."""
+    """A random row has the bits of the row alone, for random shapes, paths, numbers of threads and other
+    rows."""
     rng = np.random.default_rng(scale.seed)
     cases = scale.pick(40, 1000)
     paths = [(path, dtype) for dtype in (torch.bfloat16, torch.float32) for path in available(pool(), dtype)]

@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: the bits of the formula in numpy, on every path, for any rows and threads."""
+"""With 8-bit and 4-bit weights, every path has the bits of the formula in numpy, for any rows and threads."""
 
 from dataclasses import replace
 
@@ -47,7 +47,8 @@ def test_the_bits_are_those_of_the_formula(pool, path: Path, format: WeightForma
 
 
 def indices(table: Table, out: int, width: int, group: int = 32, precise: bool = False) -> QuantizedWeight:
-    """A weight of any indices, with scales that are powers of two, or any numbers of float16 or float32."""
+    """Return a weight with any indices, and scales that are powers of two, or any numbers of float16 or
+    float32."""
     generator = torch.Generator().manual_seed(out)
     scales = torch.exp2(torch.randint(-9, -4, (out, -(-width // group)), generator=generator).float())
     if table == "iq4":
@@ -80,7 +81,8 @@ def test_indices_give_the_bits_of_the_numbers_in_their_table(
 
 
 def test_scales_that_are_no_powers_of_two_are_kept(pool) -> None:
-    """The least powers, which have no exponent in float32, are in 16 bits, others in 32."""
+    """Scales that are not powers of two are stored exactly. The smallest powers, which are subnormal in
+    float32, are stored in 16 bits, other scales in 32 bits."""
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     for factor, kind in ((1.0, ScaleType.E8M0), (2.0**-122, ScaleType.BFLOAT16), (1.1, ScaleType.FLOAT32)):
         weight = indices("mxfp4", 64, 64)
@@ -108,7 +110,8 @@ def test_indices_are_joined_with_other_formats() -> None:
 @pytest.mark.parametrize("path", Path)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_scales_of_any_type_are_exact(pool, path: Path, format: WeightFormat, dtype: torch.dtype) -> None:
-    """Those of float16 are kept in 16 bits, small ones without exponent included, others in 32."""
+    """Scales of any type are exact: scales of float16, subnormal ones included, are stored in 16 bits, others
+    in 32 bits."""
     rounded = quantize(make(130, 200, 5, torch.bfloat16), format)
     noise = torch.rand(rounded.scales.shape, generator=torch.Generator().manual_seed(2)) * 0.1
     scales = (noise * torch.where(noise < 0.05, 1e-4, 1.0)).to(dtype).float()
@@ -121,8 +124,8 @@ def test_scales_of_any_type_are_exact(pool, path: Path, format: WeightFormat, dt
 
 
 def test_paths_rows_splits_and_threads_change_no_bit(pool, available, scale: Scale, record) -> None:
-    """Random cases on every path: their results are equal, and each row's that of the row alone, or in
-    another part of the batch."""
+    """Paths, rows, splits and threads change no bit: in random cases all paths give equal results, and each
+    row equals the row alone or in another part of the batch."""
     rng, cases, compared = np.random.default_rng(scale.seed), scale.pick(15, 1000), 0
     paths = available(pool(), torch.bfloat16)
     for _ in range(cases):
@@ -167,7 +170,7 @@ def test_rounding_is_to_the_nearest_number_of_the_format(format: WeightFormat) -
     floats = rounded.floats()
     step = rounded.scales.repeat_interleave(format.group or 200, 1)[:, :200]
     error = (floats - weight).abs() / torch.where(step > 0, step, 1.0)
-    # A range that is rounded in a tenth less loses at most that and half a step at its ends.
+    # If the range is smaller by a tenth, the error at its ends is at most that tenth and half a step.
     assert bool((error <= (0.5001 if format.symmetric else 0.51 + (2**format.bits - 1) * 0.12)).all())
     assert error.mean() < 0.3
     assert bool((floats[0] == 0).all())
@@ -200,7 +203,7 @@ def test_the_largest_sums_of_the_longest_group_fit_32_bits(pool, path: Path) -> 
 
 
 def with_minimums(bits: int, group: int, width: int) -> QuantizedWeight:
-    """A random weight whose groups have any float as minimum."""
+    """Return a random weight whose groups have any float as minimum."""
     generator = torch.Generator().manual_seed(bits + group)
     numbers = torch.randint(0, 1 << bits, (130, width), generator=generator, dtype=torch.uint8)
     scales, minimums = torch.randn(2, 130, -(-width // group), generator=generator)

@@ -1,5 +1,5 @@
-"""The libraries of all levels that this processor can run give the same bits. Compiling them takes minutes:
-with --full."""
+"""The libraries of all levels that this processor can run give the same bits. Compiling them takes minutes,
+so it needs --full."""
 
 from collections.abc import Callable
 from functools import cache
@@ -27,7 +27,7 @@ BUILT = kernel_folder().with_name("native-levels")
 
 @cache
 def pools(level: Level) -> dict[Path, ThreadPool]:
-    """The thread pools of a level's library, by the paths that it has for bf16."""
+    """Return the thread pools of a level's library, by its paths for bf16."""
     try:
         library = load_library(build(BUILT, level_flags(level)))
     except BuildFailed as error:

@@ -1,4 +1,4 @@
-"""Which of a wheel's libraries a processor gets."""
+"""A wheel has several libraries; each processor gets the best one that it can run."""
 
 from itertools import combinations
 from pathlib import Path
@@ -75,7 +75,8 @@ def test_only_the_vnni_of_256_bits_is_left_out_of_later_levels() -> None:
     ],
 )
 def test_a_bound_makes_the_least_processor_with_its_path(flags: str, bound: KernelPath, name: str) -> None:
-    """In particular without VNNI, which processors with AVX2 or AVX-512 may lack."""
+    """A bound on the path selects the library of the least processor with that path, in particular without
+    VNNI, which processors with AVX2 or AVX-512 may lack."""
     assert best_level(flags.split(), bound).name == name
 
 

@@ -1,4 +1,4 @@
-"""Whole models on the kernels: as close to the truth as torch is, and the same bits for any chunks."""
+"""Whole models on the kernels are as exact as in torch, and have the same bits for any chunks."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_a_rows_bits_do_not_depend_on_the_batch(shared_checkpoint, pool, path, a
 
 @pytest.mark.parametrize("path", Path)
 def test_sizes_that_fill_no_tile(shared_checkpoint, pool, path):
-    """Widths that are multiples of nothing, after a larger model has used the same memory."""
+    """Sizes that fill no tile work, after a larger model has used the same memory."""
     pool(1, path)
     larger = shared_checkpoint("llama", "bfloat16")
     logits_of(larger, [60], torch.bfloat16, pool(1, path))

@@ -29,18 +29,19 @@ from tests.processor import leave_out
 
 DTYPES = [torch.bfloat16, torch.float32]
 USUAL = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
-"""Architectures that together have all operations; their first variants also run without --full."""
+"""Architectures that together use all operations; their first variants also run without --full."""
 
 Pools = Callable[[torch.dtype], list[ThreadPool]]
 
 
 @pytest.fixture(scope="session")
 def alike(pool: Callable[..., ThreadPool]) -> Pools:
-    """Pools of two threads, one for each path of this processor in the class of several paths."""
+    """Thread pools of two threads, one for each of this processor's paths in a numerics class that has
+    several."""
 
     def make(dtype: torch.dtype) -> list[ThreadPool]:
         paths = [path for path in Path if pool().supports(path, dtype) and numerics_of(path) == "native"]
-        if len(paths) < 2:  # each path is compared with the formula elsewhere
+        if len(paths) < 2:  # Other tests compare each path with the formula.
             leave_out("two paths with the same bits")
         return [pool(2, path, dtype) for path in paths]
 
@@ -60,7 +61,7 @@ def assert_equal(results: list[torch.Tensor]) -> None:
     seed=st.integers(0, 2**31),
 )  # fmt: skip
 def test_products(alike, rows, width, out, dtype, exponent, cap, seed) -> None:
-    """Down to those that are too small for float32, which are zero."""
+    """Paths of a class give the same products, down to products too small for float32, which are zero."""
     generator = torch.Generator().manual_seed(seed)
     weight, x = (torch.randn(count, width, generator=generator).to(dtype) for count in (out, rows))
     weight *= 2.0**exponent
@@ -71,7 +72,7 @@ def test_products(alike, rows, width, out, dtype, exponent, cap, seed) -> None:
 
 
 def test_products_too_small_for_float32_are_zero(alike) -> None:
-    """The bf16 dot product has no smaller numbers."""
+    """Products too small for float32 are zero, because the bf16 dot product has no subnormal numbers."""
     weight = torch.full((64, 64), 2.0**-70).to(torch.bfloat16)
     x = torch.full((3, 64), 2.0**-60).to(torch.bfloat16)
     for pool in alike(torch.bfloat16):
@@ -80,7 +81,8 @@ def test_products_too_small_for_float32_are_zero(alike) -> None:
 
 
 def test_attention(alike, scale: Scale, record) -> None:
-    """Lengths, heads, windows, chunks, sinks and trees at random; each case compares every row."""
+    """Paths of a class give the same attention for random lengths, heads, windows, chunks, sinks and trees;
+    each case compares every row."""
     rng = np.random.default_rng(scale.seed)
     cases = scale.pick(8, 200)
     for _ in range(cases):
@@ -120,7 +122,7 @@ def model_of(folder: Folder, pool: ThreadPool, width: str, dtype: torch.dtype) -
 @pytest.mark.parametrize(("architecture", "overrides"), VARIANTS, ids=str)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain KV", "int8 KV"])
 def test_models(alike, shared_checkpoint, scale: Scale, architecture, overrides, quantized) -> None:
-    """Logits and stored keys and values, for weights of every width."""
+    """Paths of a class give the same logits and stored keys and values, for weights of every width."""
     first = next(own for name, own in VARIANTS if name == architecture)
     if not scale.full and (architecture not in USUAL or overrides != first):
         pytest.skip("with --full")

@@ -1,4 +1,5 @@
-"""Weights are packed where they lie in a file, with the bits of those that are converted or rounded first."""
+"""Weights that are packed directly from a file have the bits of weights that are converted or rounded
+first."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +38,8 @@ STORED = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def stored(outputs: list[int], width: int, dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, ...]:
-    """Weights whose groups have ranges of many sizes, on both sides of zero and on one; some are zero."""
+    """Return weights whose groups have ranges of many sizes, on both sides of zero and on one side; some are
+    zero."""
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for rows in outputs:
@@ -112,7 +114,8 @@ def test_numbers_that_only_float32_holds_are_refused_in_bf16(pool):
 
 @pytest.mark.parametrize("name", ["int8", "int4:32"])
 def test_numbers_in_columns_are_packed_like_those_in_rows(pool, name):
-    """The contiguous copy must live until its rows are packed, so it is made large: freed, it is unmapped."""
+    """Numbers stored in columns are packed like numbers in rows. The contiguous copy must live until its rows
+    are packed, so it is large: memory of that size is unmapped when freed."""
     weight = quantize(torch.randn(2048, 4096), parse_format(name))
     columns = replace(weight, numbers=weight.numbers.T.contiguous().T)
     assert not columns.numbers.is_contiguous()
@@ -150,11 +153,11 @@ def test_strips_are_packed_like_the_whole(pool, path, width, outputs, name, pair
 
 
 KINDS = [("Q4_0",), ("Q4_K", "Q6_K"), ("MXFP4", "Q8_0"), ("IQ4_NL", "IQ4_XS"), ("IQ4_XS", "Q5_K", "Q2_K")]
-"""Types of parts that are joined, besides each alone."""
+"""Combinations of types that are joined; each type also occurs alone."""
 
 
 def block_rows(kinds: Sequence[str], rows: int, columns: int, seed: int) -> tuple[BlockRows, ...]:
-    """Parts of so many rows each, the rows of every other one in another order."""
+    """Return parts with this number of rows each; every other part has its rows in another order."""
     parts = []
     for number, kind in enumerate(kinds):
         order = np.random.default_rng(seed).permutation(rows) if number % 2 else None
@@ -163,7 +166,7 @@ def block_rows(kinds: Sequence[str], rows: int, columns: int, seed: int) -> tupl
 
 
 def unpacked(weight: BlockWeight) -> QuantizedWeight:
-    """The weight as gguf/blocks.py reads it."""
+    """Return the weight as gguf/blocks.py reads it."""
     parts = []
     for part in weight.parts:
         blocks = part.blocks if part.order is None else part.blocks[part.order]
@@ -193,7 +196,8 @@ def test_blocks_are_packed_like_their_integers(pool, path, kinds, rows, paired):
 
 @pytest.mark.parametrize("exponents", [(0, 1), (1, 120), (30, 120)])
 def test_powers_that_a_short_type_does_not_hold_are_exact(pool, exponents):
-    """The scales of MXFP4 that float32 has without an exponent, or float16 not at all."""
+    """Powers that a short type cannot hold are exact: MXFP4 scales that are subnormal in float32, or outside
+    of float16."""
     for kinds in (("MXFP4",), ("MXFP4", "Q8_0")):
         parts = block_rows(kinds, 64, 64, seed=3)
         parts[0].blocks.reshape(64, 2, -1)[:, :, 0] = exponents
@@ -213,7 +217,7 @@ def test_blocks_with_a_scale_that_is_not_finite_are_refused(pool, kind):
         (part,) = block_rows([kind], 70, 512, seed=1)
         last = part.blocks.reshape(70, -1, GGML_QUANT_SIZES[Type[kind]][1])[row, -1]
         if kind == "MXFP4":
-            last[0] = 250  # times 256 it is not finite
+            last[0] = 250  # Multiplied by 256 it is not finite.
         else:
             last[SCALES[kind][0] : SCALES[kind][0] + 2] = np.array([np.inf], np.float16).view(np.uint8)
         with pytest.raises(NotFinite):

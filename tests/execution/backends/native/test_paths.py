@@ -1,4 +1,4 @@
-"""Which instructions the kernels use."""
+"""The kernels use the best instructions of the processor, or those that are asked for."""
 
 import ctypes
 import json
@@ -32,7 +32,7 @@ Available = Callable[[ThreadPool, torch.dtype], list[Path]]
 
 @pytest.fixture
 def library(tmp_path: FilePath) -> ctypes.CDLL:
-    """A copy of the kernels in a folder where nothing has been chosen."""
+    """Return a copy of the kernels in a folder without stored choices."""
     built = kernels()
     if built is None:
         pytest.skip("there is no compiler")
@@ -46,7 +46,8 @@ def stored(library: ctypes.CDLL) -> FilePath:
 @pytest.mark.parametrize("path", [path for path in Path if path is not Path.PORTABLE])
 @pytest.mark.parametrize("bits", [16, 8])
 def test_a_product_is_not_faster_than_the_multipliers(pool: MakePool, path: Path, bits: int) -> None:
-    """So the rate counts all multipliers. Other processes slow either, so it is measured until they fit."""
+    """A product is not faster than the multipliers' rate, so the rate counts all multipliers. Other processes
+    may slow either measurement, so both are repeated until they fit."""
     rows, shape = 192, (1024, 1024)
     threads = pool(1, path)
     weight = torch.randn(shape).bfloat16()
@@ -60,7 +61,8 @@ def test_a_product_is_not_faster_than_the_multipliers(pool: MakePool, path: Path
 def test_a_processor_has_the_path_of_its_level_and_no_later_one(
     pool: MakePool, request: pytest.FixtureRequest
 ) -> None:
-    """Also as on a lesser processor, whose kernels lack what the lesser processor lacks."""
+    """A processor has the path of its level and no later one, also with a lesser processor's kernels, which
+    lack that processor's missing paths."""
     level = detected_level(names.repeated(request.node))
     assert max(path for path in Path if pool(1).supports(path, torch.bfloat16)) is Path[level.path.upper()]
 
@@ -92,7 +94,7 @@ def test_rates_are_stored_and_never_measured_again(library: ctypes.CDLL) -> None
     assert first is not None
     assert max(Path[name.upper()] for name in rates) >= first
     stored(library).write_text(json.dumps({"by_path": {"portable": 1.0, "avx2": 1e15}}))
-    best_path.cache_clear()  # as another process has it
+    best_path.cache_clear()  # as another process stores it
     supported = {path for path in Path if ThreadPool(library, 1).supports(path, torch.bfloat16)}
     assert best_path(library) is (Path.AVX2 if Path.AVX2 in supported else Path.PORTABLE)
 

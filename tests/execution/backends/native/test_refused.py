@@ -1,4 +1,5 @@
-"""What the system refuses the kernels: threads are an error, memory ends the process with a message."""
+"""If the system refuses resources to the kernels, missing threads raise an error, and missing memory ends the
+process with a message."""
 
 import signal
 import subprocess
@@ -19,7 +20,7 @@ linear = NativeLinear(ThreadPool(library, 2), torch.eye(64))
 limit = process.memory_info().vms + (64 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 """
-"""A process that may not have more than 64 MiB of further addresses: enough for a few threads."""
+"""A program limited to 64 MiB of additional address space: enough for a few threads."""
 
 THREADS = """
 before = process.num_threads()

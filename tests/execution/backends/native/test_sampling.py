@@ -1,4 +1,4 @@
-"""The kernels choose the tokens that numpy chooses, for any settings, ties and forbidden tokens."""
+"""The kernels choose the same tokens as numpy, for any settings, ties and forbidden tokens."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The kernels select the draft tokens that numpy selects, with the same scores."""
+"""The kernels select the same draft tokens as numpy, with the same scores."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""In bfloat16, where rounding decides: a request's text does not depend on batch, chunks or drafts."""
+"""In bfloat16, where rounding matters most, a request's text does not depend on batch, chunks or draft
+tokens."""
 
 import numpy as np
 import pytest

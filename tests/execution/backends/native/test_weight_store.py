@@ -1,4 +1,5 @@
-"""Weights that workers share: the same bits as private ones, written once, sealed, and never half-read."""
+"""Weights that workers share have the bits of private weights, are written once and sealed, and are never
+read incomplete."""
 
 import fcntl
 import mmap
@@ -38,7 +39,7 @@ MODELS = [
 
 @pytest.fixture
 def descriptors() -> Iterator[tuple[int, int]]:
-    """The files that a server makes for its workers."""
+    """Return the files that a server makes for its workers."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     files = os.memfd_create("target", flags), os.memfd_create("draft", flags)
     yield files
@@ -51,7 +52,7 @@ def config(folder: Path, **settings: object) -> ModelConfig:
 
 
 def assert_same(shared: Loaded, private: Loaded) -> None:
-    """Both compute the same bits."""
+    """Assert that both weights compute the same bits."""
     assert torch.equal(logits(shared), logits(private))
 
 
@@ -77,7 +78,7 @@ def test_shared_weights_compute_the_same_bits(
     for loaded in (first, second):
         assert loaded.weights_shared
         assert_same(loaded, private)
-    assert _address(first) != _address(second), "each has mapped it"
+    assert _address(first) != _address(second), "each process has mapped the file"
 
 
 def test_a_draft_model_is_shared_too(tmp_path: Path, descriptors: tuple[int, int]) -> None:
@@ -100,7 +101,7 @@ def test_no_process_can_change_shared_weights(tmp_path: Path, descriptors: tuple
 
 
 def test_what_a_dead_worker_left_is_not_read(tmp_path: Path, descriptors: tuple[int, int]) -> None:
-    """It died while it wrote: there is no seal, and its lock is free."""
+    """A file that a dead worker left incomplete is not read: it has no seal, and its lock is free."""
     folder = make_checkpoint(tmp_path, dtype="bfloat16")
     os.pwrite(descriptors[0], b"\\xff" * (64 << 20), 0)
     shared = load(config(folder), weights=descriptors)
@@ -128,7 +129,7 @@ def test_weights_of_another_model_are_not_taken(
 
 
 def test_one_process_writes_at_a_time(tmp_path: Path, descriptors: tuple[int, int]) -> None:
-    """Others wait for the lock of one that is writing, and find the weights when it has ended."""
+    """One process writes at a time. Others wait for its lock, and find the weights when it has ended."""
     arena = WeightArena(descriptors[0])
     script = "import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     command = [sys.executable, "-c", script, str(descriptors[0])]

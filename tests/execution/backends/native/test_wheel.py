@@ -1,4 +1,4 @@
-"""The wheel of `make wheel`: its kernels compute the bits of a local build, and it needs no compiler."""
+"""The kernels in the wheel of `make wheel` compute the bits of a local build, and need no compiler."""
 
 import os
 import subprocess
@@ -34,7 +34,8 @@ def wheel() -> Path:
 
 
 def test_libraries_are_where_the_package_looks_for_them() -> None:
-    """Here without a built wheel, which takes minutes."""
+    """Libraries are where the package looks for them. This is tested without a built wheel, which takes
+    minutes."""
     for level in LEVELS:
         assert path_in_wheel(level) == f"streamserve/execution/backends/native/compiled/{file_name(level)}"
 
@@ -44,7 +45,7 @@ Pools = Callable[[KernelPath], tuple[ThreadPool, ThreadPool]]
 
 @pytest.fixture(params=RUNNABLE, ids=lambda level: level.name, scope="module")
 def pools(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pools:
-    """The thread pools of a packaged library and of the one compiled here, by path."""
+    """Return the thread pools of a packaged library and of the library compiled here, by path."""
     level: Level = request.param
     name = f"streamserve/execution/backends/native/compiled/{file_name(level)}"
     with zipfile.ZipFile(wheel) as archive:

@@ -1,4 +1,4 @@
-"""The wheel that `make wheel` has built, where it is of these sources."""
+"""Find the wheel that `make wheel` has built from the current sources."""
 
 import zipfile
 from pathlib import Path
@@ -10,7 +10,7 @@ TAG = "py3-none-manylinux_2_28_x86_64"
 
 
 def built_wheel() -> Path:
-    """Return the wheel in dist/; skip the test if there is none, or one of other sources."""
+    """Return the wheel in dist/. Skips the test if there is none, or if it was built from other sources."""
     wheel = next((ROOT / "dist").glob(f"*-{TAG}.whl"), None)
     if wheel is None:
         pytest.skip("there is no wheel: make wheel")

@@ -1,4 +1,4 @@
-"""Paged, ragged attention gives what a dense softmax over each row's visible tokens gives."""
+"""Paged, ragged attention gives the same result as a dense softmax over each row's visible tokens."""
 
 from dataclasses import replace
 
@@ -20,7 +20,8 @@ DIM = SPEC.head_dim
 
 
 def attend_step(step: Step, kv_heads: int, group: int, windows: tuple[int | None, ...]):
-    """Run a step on a cache full of random history: its layout, queries, cache, and each layer's output."""
+    """Run a step on a cache full of random history; return its layout, queries, cache, and each layer's
+    output."""
     spec = replace(SPEC, num_heads=kv_heads * group, num_kv_heads=kv_heads)
     cache = KVCache(spec, step.num_blocks, step.block_size, torch.float32)
     cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(1)))
@@ -87,7 +88,8 @@ def test_a_chunk_of_several_tiles_is_the_same_as_its_tokens_one_by_one(window):
 
 
 def test_an_unreached_slot_of_a_block_is_never_read():
-    """Not even one that holds infinities: a new block is whatever its last owner left."""
+    """A slot that was not written is never read, even if it holds infinities left by the block's last
+    owner."""
     spec = replace(SPEC, num_layers=1)
     cache = KVCache(spec, 2, 4, torch.float32)
     cache.data.fill_(torch.nan)

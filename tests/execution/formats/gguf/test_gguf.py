@@ -1,4 +1,4 @@
-"""GGUF files give exactly the weights that the package `gguf` reads from them, or are refused by name."""
+"""GGUF files give exactly the weights that the package `gguf` reads, or are refused by name."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ from tests.execution.variants import LINEAR, LLAMA3, logits_by_transformers
 from tests.ggufs import Type, dequantized_folder, random_blocks, write_gguf
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512}
-"""Rows of whole blocks of 256."""
+"""Sizes for rows of whole blocks of 256."""
 
 SIGMOID = gguf.ExpertGatingFuncType.SIGMOID
 
@@ -105,7 +105,7 @@ def test_the_data_type_is_the_files(shared_checkpoint: Shared, tmp_path: Path) -
 
 
 def add_factors(writer: gguf.GGUFWriter, dim: int) -> None:
-    """Add the tensor that llama.cpp's converter makes of LLAMA3."""
+    """Add the tensor of RoPE factors that llama.cpp's converter makes of LLAMA3."""
     frequencies = 1.0 / LLAMA3["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float32) / dim)
     factors = []
     for wavelength in 2 * np.pi / frequencies:
@@ -200,7 +200,7 @@ def test_experts_in_blocks_are_integers(
     assert loaded.head == spec.stored.head.weights
     logits = logits_of(loaded)
     expected = logits_of(load(config(folder, backend="reference")))
-    # Of most rows; of some another expert is chosen where two have nearly equal scores.
+    # For most rows. In some rows two experts have nearly equal scores, and another one is chosen.
     error = (logits - expected).square().mean(1).median().sqrt() / expected.std()
     assert 1e-4 < error < 0.06
 
@@ -241,7 +241,7 @@ def test_experts_that_contradict_the_file_are_refused(
 
 
 def replaced(writer: Any, change: Callable[[Any], None]) -> None:
-    """Add entries in place of those of the same keys."""
+    """Add entries that replace entries with the same keys."""
     kept = dict(writer.kv_data[0])
     writer.kv_data[0].clear()
     change(writer)
@@ -270,7 +270,7 @@ MIXED = {
     "Q3_K_M": {"v_proj": "Q5_K", "o_proj": "Q4_K", "down_proj": "IQ4_XS", "": "Q3_K"},
     "Q2_K": {"v_proj": "Q4_K", "down_proj": "Q3_K", "up_proj": "Q3_K", "": "Q2_K"},
 }
-"""Types by a part of the name, the first that fits."""
+"""Types by a part of the tensor's name; the first match counts."""
 
 
 def types(name: str) -> Callable[[str], str]:

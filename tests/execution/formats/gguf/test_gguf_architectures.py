@@ -1,4 +1,4 @@
-"""GGUF files of all architectures give the model of the folder that they were made from, bit for bit."""
+"""For all architectures, a GGUF file gives the model of the folder that it was made from, bit for bit."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Damaged GGUF files are refused in one line with bounded memory, or are harmless: nothing else happens."""
+"""Damaged GGUF files are refused in one line with bounded memory, or work."""
 
 import os
 import random
@@ -20,7 +20,7 @@ from tests.conftest import Scale
 from tests.ggufs import write_gguf
 
 MAX_BYTES = 1 << 30
-"""Address space beyond what this process has before a file is read."""
+"""Address space in bytes, in addition to the process's own before a file is read."""
 
 HOSTILE = (0, 1, 2, 3, 7, 8, 9, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 SPARSE = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}
@@ -50,7 +50,8 @@ def _bounded_memory(files: list[Path]) -> Iterator[None]:
 
 
 def use(path: Path) -> str:
-    """Load the model and its tokenizer; return why it is refused, if it is. Other errors are raised."""
+    """Load the model and its tokenizer; return the reason if it is refused, else None. Other errors are
+    raised."""
     try:
         tokenizer = Tokenizer.from_folder(path)
         chat_template(tokenizer.chat_template, tokenizer.special_tokens)
@@ -67,18 +68,19 @@ def use(path: Path) -> str:
 
 
 def header_size(path: Path) -> int:
-    """The bytes before the data of the tensors."""
+    """Return the number of bytes before the data of the tensors."""
     data = path.read_bytes()
     return min(info.offset for info in read_header(path, data, len(data)).tensors.values())
 
 
 def damaged(data: bytes, header: int, rng: random.Random) -> bytes:
-    """Cut the file off, or put other numbers or bytes somewhere into its header."""
+    """Cut the file off, or overwrite numbers or bytes in its header."""
     if rng.random() < 0.1:
         return data[: rng.randrange(header)]
     changed = bytearray(data)
     for _ in range(rng.randint(1, 3)):
-        # The beginning has the counts and the model's entries, the end the tensors: most of it is tokens.
+        # The beginning has the counts and the model's entries, and the end the tensors; most of the header is
+        # tokens.
         at = rng.choice([rng.randrange(1000), rng.randrange(header), rng.randrange(header - 1200, header)])
         size = rng.choice((1, 2, 4, 8))
         number = rng.choice(HOSTILE) if rng.random() < 0.7 else rng.getrandbits(64)
@@ -93,7 +95,7 @@ def test_a_damaged_file_is_refused_or_harmless(files: list[Path], tmp_path: Path
     for _ in range(count):
         path.write_bytes(damaged(*rng.choice(contents), rng))
         refused += bool(use(path))
-        path.unlink()  # the last model's mapping stays with the old file
+        path.unlink()  # The last model's mapping keeps the old file.
     assert count / 2 < refused < count
 
 

@@ -1,4 +1,4 @@
-"""GGUF files whose model would not be computed exactly are refused by the entry, tensor or flag."""
+"""GGUF files whose model would not be computed exactly are refused, naming the entry, tensor or flag."""
 
 from collections.abc import Callable
 from pathlib import Path

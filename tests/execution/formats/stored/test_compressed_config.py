@@ -1,4 +1,4 @@
-"""The quantization_config of compressed-tensors: read, or refused by the field that is not supported."""
+"""A quantization_config of compressed-tensors is read, or refused naming the unsupported field."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ BASE: dict[str, Any] = {
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Return the quantization_config that we write for int4:64, changed."""
+    """Return the quantization_config that is written for int4:64, with changes."""
     stored = read_stored_formats(Fields("", {"quantization_config": BASE}), False, [LINEARS] * 1)
     assert stored is not None
     written = written_config(CompressedIntegers(stored.main, packed=True))

@@ -1,4 +1,5 @@
-"""Checkpoints in the compressed-tensors format give the weights that its package makes, or are refused."""
+"""Checkpoints in the compressed-tensors format give the weights that the package decompresses, or are
+refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,7 @@ def refusal(folder: Path) -> str:
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
-    """Set tensors of the file, or with None take them away."""
+    """Set tensors of the file; None removes a tensor."""
     content = load_file(folder / SINGLE) | tensors
     save_file({name: tensor for name, tensor in content.items() if tensor is not None}, folder / SINGLE)
 
@@ -175,7 +176,7 @@ def layer_input(width: int) -> torch.Tensor:
 
 
 def parts(folder: Path, modules: str) -> list[Any]:
-    """Weights of the first layer's modules, as they are read."""
+    """Return the weights of the first layer's modules as they are read."""
     spec, checkpoint = read_spec(folder), Checkpoint(folder)
     return [
         stored_format(spec, name).read(checkpoint, name, matrix_shapes(spec)[name]).whole()

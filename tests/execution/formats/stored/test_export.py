@@ -1,4 +1,5 @@
-"""`models quantize` writes what `--quantization` loads: for us, and for the format's other readers."""
+"""`models quantize` writes the weights that `--quantization` computes, readable by streamserve and by other
+software for the format."""
 
 import json
 import os
@@ -47,7 +48,7 @@ def format_of(text: str) -> WeightFormat:
 
 
 def texts(folder: Path, **fields: Any) -> list[list[int]]:
-    """Tokens that the engine generates greedily and, of the last prompts, by sampling."""
+    """Return tokens that the engine generates: greedily, and for the last prompts by sampling."""
     limits = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_num_seqs": 4}
     executor: Any = load(ModelConfig(path=str(folder), threads=1, **limits, **fields)).executor
     greedy = SamplingParams(temperature=0.0)
@@ -87,7 +88,7 @@ def test_the_folder_gives_the_tokens_of_quantizing_at_load(
 
 
 def by_package(folder: Path) -> dict[str, Tensor]:
-    """The layers' matrices by module, as compressed-tensors decompresses them."""
+    """Return the layers' matrices by module, as compressed-tensors decompresses them."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     (scheme,) = QuantizationConfig.model_validate(config).config_groups.values()
     compressor = BaseCompressor.get_value_from_registry(config["format"])
@@ -139,7 +140,8 @@ def test_transformers_loads_the_folder_and_chooses_nearly_the_same_tokens(
     ).eval()
     for module, weight in by_package(target).items():
         assert torch.equal(model.get_submodule(module).weight, weight)
-    # Given our greedy text, how often it chooses our next token: our activations have 8 bits, its have 32.
+    # Compare how often transformers chooses the next token of our greedy text. Activations have 8 bits here
+    # and 32 in transformers.
     same = total = 0
     for prompt, outputs in zip(PROMPTS, texts(target), strict=False):
         with torch.no_grad():
@@ -202,7 +204,7 @@ def test_nothing_is_left_of_a_folder_that_is_not_complete(
 
 
 def refused(source: Path, target: Path, format: str) -> str:
-    """The one line with which the command refuses."""
+    """Return the single line with which the command refuses."""
     result = CliRunner().invoke(app, ["models", "quantize", str(source), str(target), "--format", format])
     assert result.exit_code == 2, result.output
     lines = [line for line in result.output.splitlines() if line.strip()]

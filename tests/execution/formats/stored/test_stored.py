@@ -1,4 +1,4 @@
-"""Checkpoints of AWQ, GPTQ, fp8 and reordered groups: their weights are those of the published layouts, and
+"""Checkpoints in AWQ, GPTQ, fp8 and with reordered groups have the weights of the published layouts, and
 models compute with them."""
 
 from collections.abc import Callable
@@ -111,8 +111,8 @@ def test_layers_compute_the_formula_of_the_integer_kernels(stored: Make, case: s
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_the_dequantized_weights(stored: Make, pool: ThreadPool, case: str) -> None:
-    """With floats of 8 bits to the rounding of float32; with integers, whose activations are rounded to 8
-    bits, to a twentieth of the logits' spread."""
+    """Logits equal those of the dequantized weights: with 8-bit floats up to float32 rounding, with integers,
+    whose activations are rounded to 8 bits, up to a twentieth of the logits' spread."""
     folder = stored(case)
     exact = logits_of(dense_of(folder), [60], torch.float32, pool)
     logits = logits_of(folder, [60], torch.float32, pool)
@@ -132,7 +132,8 @@ def test_logits_are_those_of_the_dequantized_weights(stored: Make, pool: ThreadP
 def test_biases_and_joined_matrices_of_an_architecture_are_used(
     shared_checkpoint: Make, tmp_path: Path, pool: ThreadPool, case: str, architecture: str
 ) -> None:
-    """qwen2 has biases; in files of phi3 q, k and v are one matrix, and gate and up another."""
+    """Biases and joined matrices are used: qwen2 has biases; in files of phi3, q, k and v are a single
+    matrix, and so are gate and up."""
     source = shared_checkpoint(architecture, "bfloat16", **SIZES)
     folder = write(source, tmp_path / "folder", *CASES[case])
     spec = read_spec(folder)
@@ -191,8 +192,8 @@ def run_together(loaded: Loaded, prompts: list[list[int]], count: int) -> list[l
 def test_formats_that_pad_differently_may_be_in_one_model(
     shared_checkpoint: Make, tmp_path: Path, skip: str
 ) -> None:
-    """160 inputs are whole chunks of 32, as 16-bit weights have them, but not whole tiles of 64, as integers
-    do: the rows of a batch must not reach into each other."""
+    """Formats with different padding may be in one model: 160 inputs are whole chunks of 32, as 16-bit
+    weights need, but not whole tiles of 64, as integers need. The rows of a batch must not overlap."""
     source = shared_checkpoint("llama", "bfloat16", hidden_size=160, intermediate_size=160)
     store, fields = awq(-1)
     folder = write(source, tmp_path / "folder", store, {**fields, "modules_to_not_convert": [skip]}, [skip])

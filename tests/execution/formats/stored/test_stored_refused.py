@@ -1,5 +1,5 @@
-"""Checkpoints of AWQ, GPTQ and fp8 that are damaged, of another kind, or asked for what they cannot do are
-refused in one line that names tensor, field or flag."""
+"""Checkpoints of AWQ, GPTQ and fp8 that are damaged, of an unsupported kind, or used with incompatible flags
+are refused in one line that names the tensor, field or flag."""
 
 import json
 import re
@@ -41,7 +41,7 @@ needs_kernels = pytest.mark.skipif(kernels() is None, reason="no kernels on this
 
 @pytest.fixture
 def copied(stored: Make, tmp_path: Path) -> Make:
-    """Copy the folder of a case, to be changed."""
+    """Copy the folder of a case, so that a test may change it."""
     return lambda case: shutil.copytree(stored(case), tmp_path / "folder")
 
 
@@ -50,7 +50,7 @@ def config(folder: Path, **fields: Any) -> ModelConfig:
 
 
 def change(folder: Path, **tensors: Tensor | None) -> None:
-    """Set tensors of the file, or with None take them away."""
+    """Set tensors of the file; None removes a tensor."""
     content = load_file(folder / SINGLE) | tensors
     save_file({name: tensor for name, tensor in content.items() if tensor is not None}, folder / SINGLE)
 
@@ -133,7 +133,7 @@ def test_matrices_that_are_computed_together_must_group_the_same_inputs(copied: 
 
 
 def test_inputs_without_a_group_are_in_order(copied: Make) -> None:
-    """compressed-tensors writes -1 where there is nothing to say."""
+    """Inputs without a group are in order: compressed-tensors writes -1 for them."""
     folder = copied(REORDERED)
     change(folder, **{f"{Q_PROJ}.weight_g_idx": words(128, value=-1)})
     spec = read_spec(folder)
@@ -223,7 +223,7 @@ def test_what_is_not_computed_as_the_config_says_is_refused(
 
 
 def read(method: str, **fields: object) -> StoredFormats:
-    """What a changed quantization_config says of two layers."""
+    """Return how a changed quantization_config applies to two layers."""
     config = Fields("config.json", {"quantization_config": {**CONFIGS[method], **fields}})
     formats = read_stored_formats(config, False, [LINEARS] * 2)
     assert formats is not None
@@ -231,12 +231,13 @@ def read(method: str, **fields: object) -> StoredFormats:
 
 
 def formats(method: str, **fields: object) -> list[str]:
-    """The formats of the linear modules of the second layer."""
+    """Return the formats of the linear modules of the second layer."""
     return [str(format.weights) if format else "" for format in read(method, **fields).layers[1]]
 
 
 def test_modules_may_stay_unquantized() -> None:
-    """AWQ lists parts of names, fp8 whole parts of them, GPTQ what is quantized."""
+    """Modules may stay unquantized. AWQ lists substrings of their names, fp8 whole components of names, GPTQ
+    the quantized modules."""
     o_proj_left = ["int4:64"] * 3 + [""] + ["int4:64"] * 3
     assert formats("awq", modules_to_not_convert=["o_pr", "lm_head"]) == o_proj_left
     assert formats("awq", modules_to_not_convert=["layers.0"]) == ["int4:64"] * 7

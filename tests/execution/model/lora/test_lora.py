@@ -1,5 +1,5 @@
-"""LoRA adapters: log-probabilities are those of merged weights, for every module, architecture and backend; a
-row's bits do not depend on the adapters of other rows."""
+"""With a LoRA adapter, log-probabilities equal those of merged weights, for every module, architecture and
+backend; a row's bits do not depend on the adapters of other rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +61,7 @@ def prompt_scores(loaded: Loaded, adapter: str = "", chunk: int = 10_000) -> tor
 
 
 def assert_merged(base: Path, adapter: Path, merged: Path, **settings: Any) -> None:
-    """Assert that an adapter computes what merged weights do, and something else than the base."""
+    """Assert that an adapter computes the same as merged weights, and something else than the base model."""
     served = loaded_model(base, max_loras=1, **settings)
     (fingerprint,) = added(served, adapter)
     scores, expected = prompt_scores(served, fingerprint), prompt_scores(loaded_model(merged, **settings))
@@ -85,7 +85,7 @@ def test_every_architecture(tmp_path: Path, architecture: str) -> None:
 
 
 def test_the_rows_of_a_gguf_file(base: Path, tmp_path: Path) -> None:
-    """Its queries and keys are stored in another order."""
+    """Adapters work with the rows of a GGUF file, whose queries and keys are stored in another order."""
     write_gguf(base, tmp_path / "model.gguf")
     adapter = write_adapter(tmp_path / "adapter", base, rank=3)
     assert_merged(tmp_path / "model.gguf", adapter, merge(base, adapter, tmp_path / "merged"))
@@ -170,7 +170,8 @@ def test_weights_in_integers_have_the_adapter_in_full(base: Path, tmp_path: Path
 def test_paths_of_a_class_of_numerics_compute_the_same_bits(
     base: Path, tmp_path: Path, available: Callable[..., list[KernelPath]], dtype: torch.dtype, close: float
 ) -> None:
-    """And every path computes what plain PyTorch does in float32."""
+    """Paths of a numerics class compute the same bits, and every path computes the same as plain PyTorch in
+    float32."""
     library = kernels()
     if library is None:
         pytest.skip("no kernels on this machine")
@@ -203,7 +204,7 @@ def test_limits_on_number_rank_and_bytes(base: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"r is 9, above .* raise --max-lora-rank \(now 8\)"):
         added(loaded, large)
     added(loaded, small)
-    added(loaded, small)  # loaded already: nothing happens
+    added(loaded, small)  # Already loaded: nothing happens.
     with pytest.raises(CheckpointError, match="1 adapters are loaded, which is the limit"):
         added(loaded, write_adapter(tmp_path / "other", base, rank=1))
     assert loaded.adapters is not None

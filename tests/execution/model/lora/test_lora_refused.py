@@ -1,4 +1,4 @@
-"""LoRA adapters that cannot be computed exactly are refused by name, whatever their files hold."""
+"""LoRA adapters that cannot be computed exactly are refused by name, whatever their files contain."""
 
 import json
 import math
@@ -158,12 +158,12 @@ COMPLEX = [
     r"(?x)((?:[a-z_.0-9]+) +) +!",
     "|".join(f"model.layers.{n}.self_attn.q_proj" for n in range(40)),
 ]
-"""Patterns that may take long to match."""
+"""Patterns whose matching may take long."""
 
 
 @pytest.mark.parametrize("targets", COMPLEX, ids=range(len(COMPLEX)))
 def test_a_complex_pattern_is_not_evaluated(base: Path, tmp_path: Path, targets: str) -> None:
-    """The tensors say which modules have an adapter."""
+    """A complex pattern is not evaluated, because the tensors show which modules have an adapter."""
     folder = write_adapter(tmp_path / "adapter", base, ("q_proj", "up_proj"), target_modules=targets)
     assert len(read(folder, base).parts) == 4
 
@@ -243,7 +243,7 @@ def test_weights_of_gigabytes_are_refused_by_their_header(base: Path, tmp_path: 
     file = write_adapter(tmp_path / "adapter", base) / "adapter_model.safetensors"
 
     def refusal(shape: list[int], **limits: int) -> str:
-        """Return why a sparse file with one tensor of this shape is refused."""
+        """Return why a sparse file with a single tensor of this shape is refused."""
         end = 4 * math.prod(shape)
         entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}
         header = json.dumps({f"{Q}.lora_A.weight": entry}).encode()

@@ -1,4 +1,4 @@
-"""The attention kernel gives what the reference gives, for every kind of step and cache."""
+"""The attention kernel gives the same result as the reference, for every kind of step and cache."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ KINDS = ("8 bits", "sinks", "8 bits and sinks")
 
 
 def mixed_case(dim: int = 16, block_size: int = 16, window: int = 9) -> Case:
-    """A chunk, a divided decode span and a tree: all tile sizes and partial results."""
+    """Return a step with a chunk, a divided decode span and a tree: all tile sizes and partial results."""
     rng = np.random.default_rng(3)
     tree = random_tree(rng, 7)
     spans = [
@@ -115,7 +115,7 @@ def test_keys_of_8_bits_and_sinks(kind: str, seed: int, scale: Scale) -> None:
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_vectors_of_8_bits_that_are_not_aligned(dim: int) -> None:
-    """Vectors of 132 bytes: a device faults if they are copied as if they were aligned to 16."""
+    """Vectors of 132 bytes work: a device faults if they are copied as if they were aligned to 16 bytes."""
     case = mixed_case(dim)
     arrays, q = case.plan(), case.q.to(torch.bfloat16)
     cache_layer = quantize_vectors(case.cache.data[1])
@@ -125,7 +125,8 @@ def test_vectors_of_8_bits_that_are_not_aligned(dim: int) -> None:
 
 
 def test_blocks_more_than_2_gigabytes_from_the_first() -> None:
-    """The memory before the blocks that are read is reserved, not used."""
+    """Blocks more than 2 GB from the first are addressed correctly. The memory before them is reserved and
+    not used."""
     case = mixed_case()
     arrays, blocks = case.plan(), quantize_vectors(case.cache.data[1])
     first = 2**31 // blocks[0].numel() + 1
@@ -143,7 +144,8 @@ def test_blocks_more_than_2_gigabytes_from_the_first() -> None:
     unseen=st.booleans(), dtype=st.sampled_from([torch.float32, torch.bfloat16]), seed=st.integers(0, 2**31),
 )  # fmt: skip
 def test_partial_results_are_combined(counts, heads, dim, sinks, unseen, dtype, seed) -> None:
-    """Rows without partial results are left alone; parts in which a row saw no key weigh nothing."""
+    """Partial results are combined: rows without partial results stay unchanged, and parts in which a row saw
+    no key have no weight."""
     if DEVICE == "cpu":
         dtype = torch.float32  # Triton's interpreter truncates to bfloat16
     generator = torch.Generator().manual_seed(seed)
@@ -209,7 +211,7 @@ def test_slots_outside_of_the_items_are_not_read(layer: int) -> None:
     unused = torch.ones(cache_layer.shape[0], 32, dtype=torch.bool)
     for part in case.layout.parts:
         slots = np.arange(part.span.start + part.span.query_tokens)
-        if layer == 0:  # with the window, those that have left it may have been freed
+        if layer == 0:  # With the window, blocks that have left it may have been freed.
             slots = slots[slots > part.positions[part.span.start :].min() - case.windows[0]]
         unused[np.asarray(part.span.blocks)[slots // 32], slots % 32] = False
     cache_layer.permute(0, 3, 1, 2, 4)[unused] = torch.nan
