@@ -82,17 +82,25 @@ def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
         time.sleep(0.005)
 
 
+def has_torch(process: psutil.Process) -> bool:
+    """Return whether a process has loaded PyTorch."""
+    try:
+        return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
 def wait_for_stage(process: subprocess.Popen[str], stage: str) -> list[psutil.Process]:
     """Wait for a stage of a program; return the program's workers in that stage."""
     program_process = psutil.Process(process.pid)
     if stage == "imports":  # One of the command's first imports is loaded, and the last one is not.
         wait_for(lambda: "msgspec" in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8"))
         return []
+    if stage == "loading":  # The fork server, which imports the same libraries, starts before its workers.
+        wait_for(lambda: any(map(has_torch, running_below(process.pid, WORKER))))
+        return program_process.children(recursive=True)
     wait_for(program_process.children)
     workers = program_process.children(recursive=True)
-    if stage == "loading":
-        wait_for(lambda: "libtorch" in Path(f"/proc/{workers[0].pid}/maps").read_text(encoding="utf-8"))
-        return workers
     assert process.stdout is not None
     printed = ""
     while not any(word in printed for word in ("ready", "  Use it")) and len(printed) < 4000:

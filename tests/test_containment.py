@@ -292,8 +292,8 @@ def test_over_http_a_poison_is_one_500_or_one_error_event(
         assert 1 <= int(waiting.headers["retry-after"]) <= 120
         until_true(lambda: server.http.get("/health").status_code == 200, 60)
         stream = server.post("/v1/completions", **body, seed=1313, stream=True)
-        *_, last, rest = stream.text.split("\n\n")
-        assert (stream.status_code, rest) == (200, "")
+        *_, last, done, rest = stream.text.split("\n\n")
+        assert (stream.status_code, done, rest) == (200, "data: [DONE]", "")
         assert stream.text.count('"error"') == 1
         assert "ended its worker" in json.loads(last.removeprefix("data: "))["error"]["message"]
         until_true(lambda: server.http.get("/health").status_code == 200, 60)

@@ -31,15 +31,20 @@ FOLDER_SECONDS = 2.0
 """Seconds to wait for the lock of a parent that may be dying."""
 
 
-def read_config(stream: BinaryIO) -> WorkerConfig:
-    """Return the configuration: four bytes of length (little endian), then msgpack.
+def read_config(stream: BinaryIO) -> WorkerConfig | None:
+    """Return the configuration: four bytes of length (little endian), then msgpack. Return None if the stream
+    ends before it is complete.
 
     Raises ValueError if it is malformed.
     """
-    size = int.from_bytes(_read(stream, 4), "little")
+    length = _read(stream, 4)
+    size = int.from_bytes(length, "little")
+    if len(length) < 4:
+        return None
     if not 0 < size <= MAX_CONFIG_BYTES:
         raise ValueError(f"standard input must hold a worker configuration, but its length is {size}")
-    return msgspec.msgpack.decode(_read(stream, size), type=WorkerConfig)
+    content = _read(stream, size)
+    return msgspec.msgpack.decode(content, type=WorkerConfig) if len(content) == size else None
 
 
 def _read(stream: BinaryIO, size: int) -> bytes:
@@ -95,6 +100,10 @@ def run_worker(parent_lives: Callable[[], bool]) -> int:
     """Run the worker that standard input describes while its parent lives; return the exit status."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream:  # later bytes stay in the pipe
         config = read_config(stream)
+    if config is None:
+        if parent_lives():
+            print("standard input ended before the worker's configuration was complete", file=sys.stderr)
+        return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)
     name_process(config.worker)
