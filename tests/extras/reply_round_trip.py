@@ -36,7 +36,19 @@ def written(arguments: str) -> str:
     return ADD.replace('{"i": 42}', arguments)
 
 
-ODD = ["null", "[1]", "42", '"x"', '{"a": NaN}', '{"a": 1e400}', '{"a": 1, "a": 2}', '{"a"}', "[" * 80]
+ODD = [
+    "null",
+    '""',
+    '"\\n"',
+    "[1]",
+    "42",
+    '"x"',
+    '{"a": NaN}',
+    '{"a": 1e400}',
+    '{"a": 1, "a": 2}',
+    '{"a"}',
+    "[" * 80,
+]
 
 
 WORDS = ["Hi", " ", "\n", "<think>", "</think>", ADD, NOW, ADD[:40], *map(written, ODD)]

@@ -21,7 +21,7 @@ _AROUND = 8
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Return the arguments in `text` as an object. Without a text, and for null, it is empty.
+    """Return the arguments in `text` as an object, which is empty without a text, and for null or blanks.
 
     A text that is not a JSON object is returned under the key `INVALID`. So is a JSON object with more values
     or levels than a request may have.
@@ -62,7 +62,7 @@ def _object(text: str, scan: JsonScan) -> dict[str, Any]:
             arguments = json.loads(well_formed(json.dumps(arguments, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return {INVALID: text}
-    if arguments is None:
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     return arguments if isinstance(arguments, dict) else {INVALID: text}
 
