@@ -12,6 +12,12 @@ from typing import Any
 
 from streamserve.protocol.errors import CheckpointError
 
+_NUMBERS = {
+    ctypes.c_int: "int32", ctypes.c_uint64: "uint64", ctypes.c_size_t: "uint64", ctypes.c_float: "float32",
+    ctypes.c_double: "float64",
+}  # fmt: skip
+"""The names in cpp/abi.h of the types of numbers that Python passes and receives."""
+
 SIZE = "size"
 """The entry of a structure that has its size."""
 
@@ -69,14 +75,8 @@ def _types(result: Any, arguments: Sequence[Any]) -> str:
 
 
 def _type(kind: Any) -> str:
-    """Return a ctypes type in the words of cpp/abi.h."""
-    if kind is None:
-        return "void"
-    code = kind._type_
-    if not isinstance(code, str) or code in "Pz":  # POINTER(T) has T here
-        return "pointer"
-    word = "float" if code in "fd" else "uint" if code.isupper() else "int"
-    return f"{word}{8 * ctypes.sizeof(kind)}"
+    """Return a ctypes type in the words of cpp/abi.h. All types but numbers are pointers."""
+    return "void" if kind is None else _NUMBERS.get(kind, "pointer")
 
 
 def _entries(structure: type[ctypes.Structure]) -> dict[str, str]:
