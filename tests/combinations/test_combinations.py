@@ -102,4 +102,7 @@ def test_random_combinations_of_three_values_give_the_models_text(
     total: Counter[str] = Counter()
     for number, row in enumerate(rows):
         total += run_row(row, scale.seed + number)
+    assert total.total() > 0
+    for name in SHOWN if scale.full else ():
+        assert total[name] > 0, name
     record(rows=len(rows), refused_rows=refused, **total)

@@ -141,7 +141,7 @@ def test_texts_are_those_of_plain_jinja() -> None:
             {%- if loop.last %}{% continue %}{% endif %}
         {%- else %}none
         {%- endfor %}
-        {{- ns.total ~ ([1, 2] + [3]) }}"""
+        {{- ns.total ~ ([1, 2] + [3]) ~ [{'a': [1]}, {'a': [2]}] | sum('a', []) ~ [1, 2.5] | sum }}"""
     chat = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant", "user")]
     plain = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

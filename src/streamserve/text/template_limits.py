@@ -18,7 +18,7 @@ from functools import partial, wraps
 from typing import Any
 
 from jinja2 import Environment, TemplateError, nodes, pass_context, pass_environment, pass_eval_context
-from jinja2.filters import do_format, do_join, do_replace, do_sum, make_attrgetter
+from jinja2.filters import do_format, do_join, do_replace, make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -294,10 +294,13 @@ def _replace(context: nodes.EvalContext, s: Any, old: Any, new: Any, count: int 
 def _sum(
     environment: Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0
 ) -> Any:
-    """Jinja's filter `sum`, for numbers only: a sum of lists is a list that was not counted."""
-    if not isinstance(start, int | float):
-        raise TemplateLimitError("it sums other values than numbers")
-    return do_sum(environment, iterable, attribute, start)
+    """Jinja's filter `sum`, which counts the lengths of sums of lists."""
+    items = iterable if attribute is None else map(make_attrgetter(environment, attribute), iterable)
+    total = start
+    for item in items:
+        _count_length(_length(total) + _length(item))
+        total = total + item
+    return total
 
 
 def _join_texts(values: list[Any]) -> str:

@@ -40,7 +40,7 @@ def environment(agent: Agent, address: Address) -> dict[str, str]:
 
 def converse(agent: Agent, task: Task, address: Address, work: Path, link: Relay, server: RealServer) -> str:
     """Give an agent all prompts of a task, and return what it printed. Raises TrialFailure if it does not
-    end, or leaves a process or a request behind."""
+    end, or if a process or a request is left."""
     output = ""
     for number, prompt in enumerate(task.prompts):
         arguments = [*(agent.resume if number else agent.ask), prompt, *task.arguments]
