@@ -67,8 +67,10 @@ class KVTransferManager:
         return [s for s in self._incoming.sequences() if s.decodes] if self._incoming else []
 
     def defer(self, sequences: Iterable[EngineSequence]) -> None:
-        """Report the sequences whose reservation is deferred, each sequence once."""
+        """Report the sequences whose reservation is deferred, each sequence once. A step that defers a
+        sequence does not pass it over, so no swapped sequence leaves memory to it."""
         for sequence in sequences:
+            sequence.passed_over = False
             if not sequence.transfer.deferred:
                 sequence.transfer.deferred = True
                 self._deferred += 1
