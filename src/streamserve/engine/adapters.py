@@ -13,11 +13,9 @@ class Adapters(Protocol):
 
     def load(self, fingerprint: str, path: str) -> None:
         """Load the adapter in the folder `path`. Raises CheckpointError if it cannot be served."""
-        ...
 
     def unload(self, fingerprint: str) -> None:
         """Free an adapter. Unknown ones are ignored."""
-        ...
 
 
 class AdapterManager:

@@ -39,7 +39,6 @@ class Journal(Protocol):
 
     def note(self, message: ToEngine) -> None:
         """Record that a message is about to be handled."""
-        ...
 
     def enter(
         self,
@@ -50,12 +49,10 @@ class Journal(Protocol):
     ) -> None:
         """Record that a phase of a step begins. `members` are its sequences (None: all). The phase is
         predicted to take `predicted` seconds. `plan` is the executed step."""
-        ...
 
     def leave(self, moving: Sequence[EngineSequence]) -> None:
         """Record that the step or the message is done. Only the KV transfers of the sequences in `moving`
         continue."""
-        ...
 
 
 class NullJournal:
@@ -83,12 +80,10 @@ class Observer(Protocol):
 
     def on_event(self, name: LifecycleEvent, request: str = "") -> None:
         """Receive a lifecycle event of a request. `request` is empty for an event of a whole step."""
-        ...
 
     def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
         """Receive the end of a step that took `seconds`. `query_tokens` are pairs of request and its query
         tokens."""
-        ...
 
 
 class NoObserver:

@@ -29,7 +29,6 @@ class ModelState(Protocol):
     @property
     def load_seconds(self) -> float:
         """The seconds that the last load took."""
-        ...
 
 
 _GAUGES: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {

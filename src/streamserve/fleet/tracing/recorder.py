@@ -63,11 +63,9 @@ class Sink(Protocol):
 
     def add(self, span: TraceSpan) -> None:
         """Add a span."""
-        ...
 
     def close(self) -> None:
         """Close: no more spans follow."""
-        ...
 
 
 @dataclass
