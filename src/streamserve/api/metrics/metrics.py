@@ -19,7 +19,6 @@ from prometheus_client.samples import Sample
 
 from streamserve.api.metrics.host_metrics import HostMetrics
 from streamserve.api.metrics.incidents import IncidentMetrics
-from streamserve.api.metrics.slo_classes import strictness
 from streamserve.api.metrics.worker_metrics import LABEL, PREFIX, WorkerMetrics
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.errors import PromptChanged, RequestError
@@ -320,3 +319,15 @@ def _renamed(family: Metric) -> Metric:
         Sample(sample.name.replace(PREFIX, VLLM_PREFIX, 1), *sample[1:]) for sample in family.samples
     ]
     return copy
+
+
+CLASSES = (5, 10, 20, 30, 50, 100, 200, 500, 1000)
+"""Upper bounds of the metrics' SLO classes, in milliseconds per token."""
+
+
+def strictness(slo: Slo) -> str:
+    """Return the SLO class under which a request with these targets is counted."""
+    if slo.tpot_ms is None:
+        return "ttft"
+    end = next((end for end in CLASSES if slo.tpot_ms <= end), None)
+    return f"tpot>{CLASSES[-1]}ms" if end is None else f"tpot<={end}ms"
