@@ -16,7 +16,7 @@ from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_advance, check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
-from streamserve.engine.observer import NoObserver, NullJournal, Observer
+from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.pipeline import StepPipeline
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.progress import Standstill
@@ -84,8 +84,8 @@ class Engine:
         groups = 1 + (drafter is not None and drafter.group == DRAFT)
         costs = CostModel(speculation.step_cost, ports.swap_cost)
         self.scheduler = Scheduler(config, groups, drafter is not None, costs)
-        self._observer = ports.observer or NoObserver()
-        self._journal = ports.journal or NullJournal()
+        self._observer = ports.observer or Observer()
+        self._journal = ports.journal or Journal()
         self.averages = RunningAverages()
         self._drafting = Drafting(
             drafter, speculation, self.scheduler, clock, ports.draft_wait, self._observer,

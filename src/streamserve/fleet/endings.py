@@ -1,5 +1,5 @@
-"""How a worker's process ended, and whether the requests that it computed may be the cause. Whether the kernel
-has killed a process for lack of memory meanwhile."""
+"""How a worker's process ended, and whether the requests that it computed may be the cause. Whether the
+kernel has killed a process for lack of memory meanwhile."""
 
 import signal
 from collections.abc import Iterator

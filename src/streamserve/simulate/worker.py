@@ -14,7 +14,7 @@ from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Drafter, StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.observer import StepPhase
+from streamserve.engine.observer import Journal, StepPhase
 from streamserve.engine.ports import EnginePorts
 from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.worker_loop import REPORT_SECONDS, WorkerLoop, wait_seconds
@@ -36,7 +36,7 @@ from streamserve.simulate.transport import LAYERS, Pool, SimulatedTransport
 from streamserve.speculation.controller import Speculation
 
 
-class SimulatedJournal:
+class SimulatedJournal(Journal):
     """The present work of one worker, as a real worker records it in its journal. `on_phase` is called with
     each request and the phase that it reaches. It raises InjectedCrash if that crashes the worker."""
 
