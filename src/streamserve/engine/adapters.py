@@ -47,7 +47,6 @@ class AdapterManager:
         self._answers.append(AdapterLoaded(message.fingerprint, error))
 
     def unload(self, message: UnloadAdapter) -> None:
-        """Free an adapter."""
         self._loaded.discard(message.fingerprint)
         if self._adapters is not None:
             self._adapters.unload(message.fingerprint)

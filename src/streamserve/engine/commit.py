@@ -69,7 +69,6 @@ class StepCommitter:
             self.step_tokens = StepTokens(counts=counts, total=self.step_tokens.total + tokens)
 
     def commit(self, span: Span, outcome: SpanResult) -> list[Event]:
-        """Commit the result of one span, and return the events."""
         sequence = self._scheduler.sequences[span.sequence]
         events: list[Event] = []
         if outcome.prompt_logprobs:

@@ -172,7 +172,6 @@ class Engine:
                 return self._unload(message)
 
     def step(self) -> list[Event]:
-        """Run one step, and return its events."""
         self._stepping = True
         started = self.clock()
         try:
@@ -272,7 +271,6 @@ class Engine:
             self._unlearned = flight, result, spent, self._pipeline.interval
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:
-        """Commit the results of a step to its sequences, and return the events."""
         events = _admissions(flight.proposals, flight.began)
         for event in events:
             self._observer.on_event("first chunk", event.request)

@@ -144,11 +144,9 @@ class SimulatedAdapters:
         return fingerprint in self._loaded
 
     def load(self, fingerprint: str, path: str) -> None:
-        """Load an adapter."""
         self._loaded.add(fingerprint)
 
     def unload(self, fingerprint: str) -> None:
-        """Unload an adapter."""
         self._loaded.discard(fingerprint)
 
 

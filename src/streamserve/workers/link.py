@@ -42,7 +42,6 @@ class WorkerLink:
         self._socket.close()
 
     def send(self, message: FromWorker) -> None:
-        """Send a message."""
         self._socket.send(encode(message))
 
     def receive(self, wait: int | None) -> list[ToEngine] | Stop | Leave | Adopt:

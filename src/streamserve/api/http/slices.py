@@ -68,7 +68,6 @@ class ReceivedData:
         self.size = 0
 
     def add(self, data: bytes) -> None:
-        """Append `data`."""
         self._chunks.append(data)
         self.size += len(data)
 
@@ -82,7 +81,6 @@ class ReceivedData:
         return data
 
     def clear(self) -> None:
-        """Discard all data."""
         self._chunks.clear()
         self.size = 0
 

@@ -226,7 +226,6 @@ class RequestRecorder:
         self._tokens: dict[int, int] = {}
 
     def delta(self, delta: ChoiceDelta) -> None:
-        """Record a delta of a choice."""
         now = time.perf_counter()
         if not self.begun:
             self.begun = True

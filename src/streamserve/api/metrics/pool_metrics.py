@@ -56,7 +56,6 @@ class PoolMetrics(Collector):
         self._budget = budget
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of all models."""
         budget = "Memory limit for the models that are loaded at the same time."
         yield GaugeMetricFamily(f"{PREFIX}models_memory_limit_bytes", budget, value=self._budget)
         yield from self._families(GaugeMetricFamily, _GAUGES)

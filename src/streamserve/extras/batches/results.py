@@ -34,7 +34,6 @@ class Results:
 
     @property
     def counts(self) -> RequestCounts:
-        """The counts of requests so far."""
         return RequestCounts(total=self._total, completed=self._counts[0], failed=self._counts[1])
 
     def write(self, result: ResultLine) -> None:

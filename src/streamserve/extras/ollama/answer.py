@@ -40,7 +40,6 @@ class AnswerPart:
     logprobs: list[ChatLogprob] = field(default_factory=list)
 
     def add(self, part: "AnswerPart") -> None:
-        """Append a part."""
         self.content += part.content
         self.thinking += part.thinking
         self.calls += part.calls
@@ -70,7 +69,6 @@ class AnswerSink:
             await self._emit(AnswerPart(content=text, logprobs=scores))
 
     async def reasoning(self, text: str) -> None:
-        """Pass on text of the reasoning."""
         if text:
             await self._emit(AnswerPart(thinking=text))
 
@@ -83,7 +81,6 @@ class AnswerSink:
         self._arguments.append(text)
 
     async def call_end(self) -> None:
-        """Pass on the call."""
         await self.close()
 
     async def close(self) -> None:

@@ -99,7 +99,6 @@ class StoredFormats:
         }
 
     def of(self, module: str) -> AnyFormat | None:
-        """Return the format of a module."""
         return self.by_module[module]
 
     @property
