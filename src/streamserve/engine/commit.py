@@ -7,10 +7,11 @@ from streamserve.contracts.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.batch import RunningAverages
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Observer
-from streamserve.engine.scheduler import Scheduler
+from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus
 from streamserve.protocol.messages import (
+    Admitted,
     DraftVerified,
     Event,
     Finished,
@@ -235,3 +236,13 @@ def _token(sequence: EngineSequence, choice: int, sampled: Sampled, finish: Fini
         sampled.top,
         finish,
     )
+
+
+def admissions(proposals: Iterable[Proposal], now: float) -> list[Event]:
+    """Return the events of the sequences that were admitted to a step that began at `now`."""
+    return [
+        Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.submitted.arrival))
+        for p in proposals
+        for s in (p.sequence,)
+        if p.cached is not None
+    ]
