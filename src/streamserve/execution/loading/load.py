@@ -189,8 +189,8 @@ def _check_fingerprint(source: Source, expected: str) -> None:
     """Raise OtherModelError unless the target has the `expected` fingerprint, if that is not empty."""
     if expected and source.fingerprint != expected:
         raise OtherModelError(
-            f"{source.config.path} is a different model than the other workers have loaded: if its files were "
-            "replaced, restore the old ones, or restart the server to serve the new ones"
+            f"{source.config.path} is a different model than the other workers have loaded: if its files "
+            "were replaced, restore the old ones, or restart the server to serve the new ones"
         )
 
 
