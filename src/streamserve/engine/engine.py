@@ -45,7 +45,7 @@ from streamserve.protocol.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
+from streamserve.protocol.reports import Report, StepParts
 from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
 from streamserve.scheduling.ordering import DEFAULT_ORDERS, Order
 from streamserve.scheduling.prefix import root_hash
@@ -329,8 +329,8 @@ class Engine:
             step_tokens=self._committer.step_tokens,
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
-            evictions=EvictionReport(**vars(scheduler.allocator.evictions)),
-            streams=StreamReport(**vars(self.streams.counters)),
+            evictions=replace(scheduler.allocator.evictions),
+            streams=replace(self.streams.counters),
             transfer=self.transfers.report(),
             standstill_seconds=self._standstill.seconds(self.clock()),
         )
