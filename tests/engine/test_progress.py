@@ -10,7 +10,7 @@ from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import StepPlan
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError
-from streamserve.engine.observer import NullJournal
+from streamserve.engine.observer import Journal
 from streamserve.engine.ports import EnginePorts
 from streamserve.engine.progress import could_compute
 from streamserve.protocol.messages import Edit
@@ -130,7 +130,7 @@ def test_a_swapped_stream_has_work_only_if_it_can_be_swapped_in(seed: int) -> No
     assert not engine.has_work
 
 
-class Recording(NullJournal):
+class Recording(Journal):
     """A journal that stores each launched plan with its predicted seconds."""
 
     def __init__(self) -> None:

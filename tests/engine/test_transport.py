@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from streamserve.engine.observer import LifecycleEvent, NoObserver
+from streamserve.engine.observer import LifecycleEvent, Observer
 from streamserve.protocol.messages import Cancel, Pushed, RequestKind
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
@@ -112,7 +112,7 @@ def test_the_hidden_time_of_a_transfer_is_what_it_took_beyond_what_was_waited_fo
     assert (transfer.exposed_seconds, transfer.hidden_seconds) == (exposed, hidden)
 
 
-class Recorded(NoObserver):
+class Recorded(Observer):
     """The events that an observer received."""
 
     def __init__(self) -> None:

@@ -5,7 +5,6 @@ python -m tests.gpu.compile --capability 90
 """
 
 import argparse
-import pkgutil
 import re
 import subprocess
 import sys
@@ -13,15 +12,13 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from streamserve.execution.backends.cuda import kernels
-from streamserve.execution.backends.cuda.kernels.example import KernelExample
+from tests.gpu.examples import KernelExample, all_examples
 
 CAPABILITIES = (80, 90, 100)
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -69,20 +66,6 @@ class Compiled:
         if self.copied > example.copied:
             return f"copies {self.copied} bytes at once from rows aligned to {example.copied}"
         return None
-
-
-def all_examples(capability: int) -> list[KernelExample]:
-    """Return the examples of all modules of kernels for a device of `capability`."""
-    modules = (
-        import_module(f"{kernels.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(kernels.__path__)
-    )
-    return [
-        example
-        for module in modules
-        if hasattr(module, "examples")
-        for example in module.examples(capability)
-    ]
 
 
 def compile_example(example: KernelExample, capability: int) -> Compiled:

@@ -23,7 +23,7 @@ if folder:
     counted: dict[str, int] = {}
     sends: list[Any] = []
 
-    def on_event(self: observer.NoObserver, name: observer.LifecycleEvent, request: str = "") -> None:
+    def on_event(self: observer.Observer, name: observer.LifecycleEvent, request: str = "") -> None:
         """Block if the test waits for this event."""
         if resume.exists():
             return
@@ -73,7 +73,7 @@ if folder:
             push.moved_at = time.monotonic()
         return 0.0
 
-    observer.NoObserver.on_event = on_event  # type: ignore[method-assign]
+    observer.Observer.on_event = on_event  # type: ignore[method-assign]
     late = "TEST_LATE_WRITES" in os.environ
     if late:
         from streamserve.protocol.lease import Lease

@@ -39,12 +39,10 @@ class AppContext:
 
     @property
     def settings(self) -> ApiSettings:
-        """The settings of the API for the model."""
         return self.model.settings
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics of the model."""
         return self.model.metrics
 
     def of(self, name: str) -> "AppContext":

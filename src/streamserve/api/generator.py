@@ -97,17 +97,14 @@ class Generator(Protocol):
     @property
     def task(self) -> str:
         """The model's task: generate, embed or score."""
-        ...
 
     @property
     def embedding(self) -> EmbeddingConfig | None:
         """Settings of embeddings; None if the task is not to embed."""
-        ...
 
     @property
     def scoring(self) -> RerankScoring | None:
         """Settings of scoring; None if the task is not to score."""
-        ...
 
     @property
     def served_names(self) -> tuple[str, ...]: ...
@@ -115,7 +112,6 @@ class Generator(Protocol):
     @property
     def adapters(self) -> Mapping[str, Adapter]:
         """The LoRA adapters that requests may use, by name."""
-        ...
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Load a LoRA adapter from a folder in PEFT's layout, and serve it as `name`.
@@ -177,7 +173,6 @@ class Generator(Protocol):
 
     def health(self) -> Health:
         """Return whether requests can be served."""
-        ...
 
     def report(self) -> Report | None:
         """Return the workers' latest report, or None if there has been none."""

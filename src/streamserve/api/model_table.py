@@ -143,7 +143,6 @@ class ModelTable:
         return {name: model.state for name, model in self.pool.models.items()}
 
     def loaded(self, name: str) -> bool:
-        """Return whether a model is loaded now."""
         state = self.pool.models.get(name)
         return state is None or state.state == "loaded"
 

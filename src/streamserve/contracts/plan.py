@@ -152,11 +152,9 @@ class Executor(Protocol):
 
     def run(self, plan: StepPlan) -> StepResult:
         """Execute one step. Before it returns, the KV of accepted tree nodes is moved into position order."""
-        ...
 
     def close(self) -> None:
         """Free the cache and all other resources."""
-        ...
 
 
 @runtime_checkable
@@ -167,16 +165,13 @@ class AsyncExecutor(Executor, Protocol):
     def launch(self, plan: StepPlan) -> None:
         """Begin to execute a step. Its spans may take their tokens from the step launched before
         (Span.follows)."""
-        ...
 
     def can_follow(self) -> bool:
         """Return whether a step may be launched that takes its tokens from the step launched last: these are
         chosen on the device, and the host has nothing to add to them in `finish`."""
-        ...
 
     def finish(self) -> StepResult:
         """Wait for the earliest launched step that is not finished, and return its results."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -225,21 +220,17 @@ class Drafter(Protocol):
     @property
     def group(self) -> int | None:
         """The KV cache group that the drafter uses: TARGET, DRAFT, or None for a drafter without KV."""
-        ...
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start drafting for these sequences."""
-        ...
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         """Return the trees that are ready by `deadline` (on the engine's clock), by sequence id. A sequence
         without a tree is not speculated for in this step. For a sequence with a tree, the drafter's KV cache
         group now has the KV of all committed tokens."""
-        ...
 
     def release(self, ids: Sequence[int]) -> None:
         """Forget these sequences."""
-        ...
 
 
 @runtime_checkable
@@ -249,7 +240,6 @@ class CompilingDrafter(Drafter, Protocol):
     @property
     def compiled(self) -> bool:
         """Whether kernels were compiled or graphs captured to draft the trees collected last."""
-        ...
 
 
 @runtime_checkable
@@ -259,29 +249,24 @@ class DeviceDrafter(Drafter, Protocol):
     @property
     def seconds(self) -> float:
         """Seconds that drafting the pending trees collected last took."""
-        ...
 
     @property
     def began_ahead(self) -> bool:
         """Whether the pending trees were begun by `draft_ahead`."""
-        ...
 
     def pending_trees(self) -> dict[int, TokenTree]:
         """Return the trees that are being drafted, to be verified as a whole and collected afterwards.
         Returns none if they must be collected first. Their draft tokens are negative: -1 - p stands for the
         token at place p of the device."""
-        ...
 
     def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> bool:
         """Begin to draft chains of the depths of `requests` after the tokens that the step launched last
         yields, if the drafter can. That step verifies, as tree i, a chain of verified[i] draft tokens for the
         i-th request. The next `begin` takes the chains if it requests chains after exactly these tokens.
         Returns whether kernels were compiled or graphs captured, which delayed the step."""
-        ...
 
     def forget_ahead(self) -> None:
         """Forget the chains that were drafted ahead, because the next step has no draft tokens."""
-        ...
 
 
 @runtime_checkable
@@ -291,4 +276,3 @@ class RemoteDraft(Drafter, Protocol):
     def foresee(self, requests: Sequence[DraftRequest]) -> None:
         """Let the drafter read the prompts of these requests, of depth 0, before trees are requested for
         them."""
-        ...

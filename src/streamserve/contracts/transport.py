@@ -27,7 +27,6 @@ class Transport(Protocol):
 
     def check(self, to: CacheAddress) -> None:
         """Raise TransferError unless blocks can be written to the address `to`."""
-        ...
 
     def push(
         self,
@@ -39,11 +38,9 @@ class Transport(Protocol):
         """Start writing the blocks of `copies` (own block, receiver's block), in all KV cache groups; returns
         the number of the job. With `upcoming` the step about to run computes the target's KV: each layer is
         written when it is computed. The receiver may check that `reservation` permits the writes."""
-        ...
 
     def landed(self) -> list[Landed]:
         """Return the jobs that have ended since the last call."""
-        ...
 
 
 class Gate(Protocol):
@@ -53,13 +50,11 @@ class Gate(Protocol):
 
     def open(self, reservation: str, blocks: Iterable[int]) -> None:
         """Permit writes to these blocks for a reservation."""
-        ...
 
     def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
         """Refuse further writes for a reservation. With `doubtful`, bytes that are still on the network are
         refused, too. Some transports can refuse them only under a new address of the memory; then it is
         returned."""
-        ...
 
 
 class Landing(Protocol):
@@ -67,4 +62,3 @@ class Landing(Protocol):
 
     def land(self, blocks: Sequence[int]) -> None:
         """Copy these blocks to the memory that steps read, before any later step reads them."""
-        ...

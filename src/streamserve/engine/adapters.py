@@ -13,11 +13,9 @@ class Adapters(Protocol):
 
     def load(self, fingerprint: str, path: str) -> None:
         """Load the adapter in the folder `path`. Raises CheckpointError if it cannot be served."""
-        ...
 
     def unload(self, fingerprint: str) -> None:
         """Free an adapter. Unknown ones are ignored."""
-        ...
 
 
 class AdapterManager:
@@ -49,7 +47,6 @@ class AdapterManager:
         self._answers.append(AdapterLoaded(message.fingerprint, error))
 
     def unload(self, message: UnloadAdapter) -> None:
-        """Free an adapter."""
         self._loaded.discard(message.fingerprint)
         if self._adapters is not None:
             self._adapters.unload(message.fingerprint)

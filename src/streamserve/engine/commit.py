@@ -7,10 +7,11 @@ from streamserve.contracts.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.batch import RunningAverages
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Observer
-from streamserve.engine.scheduler import Scheduler
+from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus
 from streamserve.protocol.messages import (
+    Admitted,
     DraftVerified,
     Event,
     Finished,
@@ -69,7 +70,6 @@ class StepCommitter:
             self.step_tokens = StepTokens(counts=counts, total=self.step_tokens.total + tokens)
 
     def commit(self, span: Span, outcome: SpanResult) -> list[Event]:
-        """Commit the result of one span, and return the events."""
         sequence = self._scheduler.sequences[span.sequence]
         events: list[Event] = []
         if outcome.prompt_logprobs:
@@ -236,3 +236,13 @@ def _token(sequence: EngineSequence, choice: int, sampled: Sampled, finish: Fini
         sampled.top,
         finish,
     )
+
+
+def admissions(proposals: Iterable[Proposal], now: float) -> list[Event]:
+    """Return the events of the sequences that were admitted to a step that began at `now`."""
+    return [
+        Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.submitted.arrival))
+        for p in proposals
+        for s in (p.sequence,)
+        if p.cached is not None
+    ]

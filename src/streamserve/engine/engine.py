@@ -1,6 +1,6 @@
 """The engine: handles requests, edits and cancellations, and generates tokens step by step."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import compress, repeat
 
 from msgspec.structs import replace
@@ -12,19 +12,19 @@ from streamserve.contracts.transport import Transport
 from streamserve.engine.adapters import AdapterManager
 from streamserve.engine.ahead import MAX_AHEAD, Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
-from streamserve.engine.commit import StepCommitter
+from streamserve.engine.commit import StepCommitter, admissions
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_advance, check_plan, check_state
-from streamserve.engine.kv_transfer import KVTransferManager
-from streamserve.engine.observer import NoObserver, NullJournal, Observer
+from streamserve.engine.kv_transfer import make_transfers
+from streamserve.engine.learning import StepLearning
+from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.pipeline import StepPipeline
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.progress import Standstill
 from streamserve.engine.prompt_edits import StreamEdits
-from streamserve.engine.scheduler import Proposal, Scheduler
+from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import TransferRole
-from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.engine.validation import (
     final_events,
     infeasible_events,
@@ -33,7 +33,6 @@ from streamserve.engine.validation import (
     refusal,
 )
 from streamserve.protocol.messages import (
-    Admitted,
     Cached,
     Cancel,
     Edit,
@@ -46,11 +45,11 @@ from streamserve.protocol.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
+from streamserve.protocol.reports import Report, StepParts
 from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
 from streamserve.scheduling.ordering import DEFAULT_ORDERS, Order
 from streamserve.scheduling.prefix import root_hash
-from streamserve.speculation.controller import MeasuredStep, Speculation, default_cost
+from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.policies import GOODPUT
 
 
@@ -84,8 +83,8 @@ class Engine:
         groups = 1 + (drafter is not None and drafter.group == DRAFT)
         costs = CostModel(speculation.step_cost, ports.swap_cost)
         self.scheduler = Scheduler(config, groups, drafter is not None, costs)
-        self._observer = ports.observer or NoObserver()
-        self._journal = ports.journal or NullJournal()
+        self._observer = ports.observer or Observer()
+        self._journal = ports.journal or Journal()
         self.averages = RunningAverages()
         self._drafting = Drafting(
             drafter, speculation, self.scheduler, clock, ports.draft_wait, self._observer,
@@ -98,7 +97,7 @@ class Engine:
         self.adapters = AdapterManager(ports.adapters)
         self._stepping = False
         self._deferred: list[ToEngine] = []
-        self.transfers = _make_transfers(self.scheduler, ports, clock, self._observer)
+        self.transfers = make_transfers(self.scheduler, ports, clock, self._observer)
         eos = frozenset(model.eos_token_ids)
         self._order = orders[config.order]
         self._committer = StepCommitter(
@@ -108,8 +107,7 @@ class Engine:
         self._pipeline = StepPipeline(
             executor, self.scheduler, self.transfers, clock, self._observer, self._journal, ports.swap_cost
         )
-        self._unlearned: tuple[Flight, StepResult, float, float | None] | None = None
-        """The last step with its results, seconds and interval, if nothing has been learned from it yet."""
+        self._learning = StepLearning(self.averages)
         self.rows_dropped = 0
         """Number of dropped results: their sequences had ended or were edited before the step's end."""
         self._prompt_tokens = 0
@@ -172,7 +170,6 @@ class Engine:
                 return self._unload(message)
 
     def step(self) -> list[Event]:
-        """Run one step, and return its events."""
         self._stepping = True
         started = self.clock()
         try:
@@ -209,7 +206,7 @@ class Engine:
         limit = MAX_AHEAD if self.drafter is None else min(MAX_AHEAD, self.speculation.steps_between)
         self._pipeline.start(flight, self.speculation, limit)
         compiled = self._pipeline.can_follow and self._drafting.draft_ahead(flight.plan)
-        self._learn_last()  # while a device computes
+        self._learning.learn()  # while a device computes
         result, spent = self._pipeline.finish(
             flight, self.speculation.step_cost, lambda: self._drafting.collect_pending(flight.round)
         )
@@ -220,7 +217,7 @@ class Engine:
         moved = plan.spans or plan.swap_out or plan.swap_in or plan.released
         self.stalled = not (self._pipeline.running or moved)
         if not (self._pipeline.asynchronous and self.has_work):
-            self._learn_last()
+            self._learning.learn()
         self._standstill.stepped(self.stalled, self.clock(), self.scheduler, self.transfers)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
@@ -269,11 +266,10 @@ class Engine:
         self._observer.on_step(list(zip(requests, query_tokens, strict=False)), spent)
         self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0 and not compiled:
-            self._unlearned = flight, result, spent, self._pipeline.interval
+            self._learning.add(flight, result, spent, self._pipeline.interval)
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:
-        """Commit the results of a step to its sequences, and return the events."""
-        events = _admissions(flight.proposals, flight.began)
+        events = admissions(flight.proposals, flight.began)
         for event in events:
             self._observer.on_event("first chunk", event.request)
         if flight.ahead:
@@ -333,8 +329,8 @@ class Engine:
             step_tokens=self._committer.step_tokens,
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
-            evictions=EvictionReport(**vars(scheduler.allocator.evictions)),
-            streams=StreamReport(**vars(self.streams.counters)),
+            evictions=replace(scheduler.allocator.evictions),
+            streams=replace(self.streams.counters),
             transfer=self.transfers.report(),
             standstill_seconds=self._standstill.seconds(self.clock()),
         )
@@ -390,22 +386,19 @@ class Engine:
     def _edit(self, message: Edit) -> list[Event]:
         self._observer.on_event("edit", message.request)
         events = self.streams.edit(message)
-        self._drafting.foresee(s for s in self.scheduler.of(message.request) if s.attempt == message.attempt)
+        edited = [s for s in self.scheduler.of(message.request) if s.attempt == message.attempt]
+        self._drafting.foresee(edited)
         if message.finish:
-            finished = [s for s in self.scheduler.of(message.request) if s.attempt == message.attempt]
-            for sequence in finished:
+            for sequence in edited:
                 if not (sequence.outputs or sequence.submitted.answer_early):
                     events += self._infeasible(sequence)
-            self._prompt_tokens += max((s.prompt_length for s in finished), default=0)
+            self._prompt_tokens += max((s.prompt_length for s in edited), default=0)
         return events
 
     def _cancel(self, message: Cancel) -> list[Event]:
         events: list[Event] = []
         for sequence in self.scheduler.of(message.request):
-            for choice in sequence.choices:
-                if message.choice in (None, choice):
-                    events.append(Finished(sequence.request, sequence.attempt, choice, "abort"))
-                    self._remove_choice(sequence, choice)
+            events += self._abort(sequence, message.choice)
         return events
 
     def _unload(self, message: UnloadAdapter) -> list[Event]:
@@ -413,72 +406,15 @@ class Engine:
         events: list[Event] = []
         for sequence in list(self.scheduler.sequences.values()):
             if sequence.submitted.adapter == message.fingerprint:
-                events += [
-                    Finished(sequence.request, sequence.attempt, choice, "abort")
-                    for choice in sequence.choices
-                ]
-                self.transfers.remove(sequence)
+                events += self._abort(sequence)
         self.adapters.unload(message)
         return events
 
-    def _remove_choice(self, sequence: EngineSequence, choice: int) -> None:
-        """Remove one choice of a sequence, and the sequence with its last choice."""
-        sequence.choices = tuple(other for other in sequence.choices if other != choice)
+    def _abort(self, sequence: EngineSequence, choice: int | None = None) -> list[Event]:
+        """End one choice of a sequence (None: all), and the sequence with its last choice. Return the final
+        events."""
+        ended = [other for other in sequence.choices if choice in (None, other)]
+        sequence.choices = tuple(other for other in sequence.choices if other not in ended)
         if not sequence.choices:
             self.transfers.remove(sequence)
-
-    def _learn_last(self) -> None:
-        """Learn costs and acceptance from the last step."""
-        if self._unlearned is None:
-            return
-        (flight, result, spent, interval), self._unlearned = self._unlearned, None
-        spans, query_tokens = flight.plan.spans, flight.query_tokens
-        decoding = [outcome for outcome in result.spans if outcome.outputs]
-        if flight.ahead:  # each result is one token
-            new_tokens = tokens = len(decoding)
-            prompts = len(spans) - tokens
-        else:
-            new_tokens = sum(len(outputs) for outcome in decoding for outputs in outcome.outputs)
-            prompts = sum(len(span.tokens) for span in spans) - len(decoding)
-            tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
-        draft_tokens = query_tokens - prompts - len(decoding)
-        self.averages.stepped(len(decoding), tokens, prompts, draft_tokens, flight.round.drafting_seconds)
-        verified = [
-            (
-                span.sequence,
-                flight.round.known(span.sequence, span.tree),
-                [sampled.token for sampled in outcome.outputs[0]],
-            )
-            for span, outcome in (zip(spans, result.spans, strict=True) if flight.round.drafted else ())
-            if span.sequence in flight.round.drafted and span.tree and outcome.outputs and not outcome.error
-        ]
-        flight.round.learn(
-            MeasuredStep(
-                query_tokens, flight.kv_tokens, spent, new_tokens, verified,
-                interval, len(spans), flight.ahead > 0,
-            )
-        )  # fmt: skip
-
-
-def _make_transfers(
-    scheduler: Scheduler, ports: EnginePorts, clock: Callable[[], float], observer: Observer
-) -> KVTransferManager:
-    """Return the KV transfer manager, with the directions (sending, receiving) that the ports allow."""
-    pool, block_size = scheduler.tables.pool, scheduler.config.block_size
-    outgoing = Outgoing(ports.transport, pool, block_size, clock) if ports.transport else None
-    incoming = None
-    if ports.cache:
-        incoming = Incoming(ports.cache, ports.name, pool, block_size, ports.gate, ports.landing)
-    if ports.transport or ports.cache or ports.reports_prefixes:
-        pool.track_changes()
-    return KVTransferManager(scheduler, outgoing, incoming, observer)
-
-
-def _admissions(proposals: Iterable[Proposal], now: float) -> list[Event]:
-    """Return the events of the sequences that were admitted to a step that began at `now`."""
-    return [
-        Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.submitted.arrival))
-        for p in proposals
-        for s in (p.sequence,)
-        if p.cached is not None
-    ]
+        return [Finished(sequence.request, sequence.attempt, other, "abort") for other in ended]

@@ -8,7 +8,6 @@ recomputed.
 """
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 
 from streamserve.contracts.cost import CostModel
 from streamserve.contracts.engine_config import EngineConfig
@@ -18,21 +17,8 @@ from streamserve.engine.reservations import evictable, outranks, status_when_dro
 from streamserve.engine.sequence import EngineSequence, MemoryClaim
 from streamserve.engine.status import SequenceStatus
 from streamserve.engine.swap import SwapSpace
+from streamserve.protocol.reports import EvictionReport
 from streamserve.scheduling.eviction import decide
-
-
-@dataclass
-class EvictionCounters:
-    """Totals of evictions so far, as in EvictionReport."""
-
-    swaps: int = 0
-    recomputes: int = 0
-    blocks_out: int = 0
-    blocks_back: int = 0
-    swap_predicted: float = 0.0
-    swap_seconds: float = 0.0
-    recompute_predicted: float = 0.0
-    recompute_seconds: float = 0.0
 
 
 class KVAllocator:
@@ -46,7 +32,7 @@ class KVAllocator:
         swap: SwapSpace,
         sequences: Mapping[int, EngineSequence],
     ) -> None:
-        self.evictions = EvictionCounters()
+        self.evictions = EvictionReport()
         self.preemptions = 0
         self._config = config
         self._costs = costs

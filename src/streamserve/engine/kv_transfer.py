@@ -1,13 +1,14 @@
 """The KV transfer manager: transfer reservations between an engine and other workers, and notifications of
 their progress."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import asdict
 
 from streamserve.contracts.plan import TARGET
 from streamserve.contracts.transport import Transport
 from streamserve.engine.observer import LifecycleEvent, Observer
+from streamserve.engine.ports import EnginePorts
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus, TransferRole
@@ -221,3 +222,17 @@ class KVTransferManager:
             branch.clock.first_token_at = message.began.get(branch.choices[0])
             if not branch.pending:  # its first token was held back: drop the last KV, to sample it here
                 self._scheduler.truncate(branch, len(branch.tokens) - 1)
+
+
+def make_transfers(
+    scheduler: Scheduler, ports: EnginePorts, clock: Callable[[], float], observer: Observer
+) -> KVTransferManager:
+    """Return the KV transfer manager, with the directions (sending, receiving) that the ports allow."""
+    pool, block_size = scheduler.tables.pool, scheduler.config.block_size
+    outgoing = Outgoing(ports.transport, pool, block_size, clock) if ports.transport else None
+    incoming = None
+    if ports.cache:
+        incoming = Incoming(ports.cache, ports.name, pool, block_size, ports.gate, ports.landing)
+    if ports.transport or ports.cache or ports.reports_prefixes:
+        pool.track_changes()
+    return KVTransferManager(scheduler, outgoing, incoming, observer)

@@ -5,7 +5,7 @@ submitted ─ reserved ─ first chunk ─ mid-layer push … ─ output 0 ─ l
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from streamserve.contracts.plan import StepPlan
 from streamserve.engine.sequence import EngineSequence
@@ -33,13 +33,12 @@ StepPhase = Literal["plan", "draft", "run", "verify", "swap", "commit"]
 swap copies run at the same time."""
 
 
-class Journal(Protocol):
+class Journal:
     """A record of what an engine is about to do, which survives the process: it names the suspects of a
-    crash."""
+    crash. This class records nothing; subclasses do."""
 
     def note(self, message: ToEngine) -> None:
         """Record that a message is about to be handled."""
-        ...
 
     def enter(
         self,
@@ -50,52 +49,19 @@ class Journal(Protocol):
     ) -> None:
         """Record that a phase of a step begins. `members` are its sequences (None: all). The phase is
         predicted to take `predicted` seconds. `plan` is the executed step."""
-        ...
 
     def leave(self, moving: Sequence[EngineSequence]) -> None:
         """Record that the step or the message is done. Only the KV transfers of the sequences in `moving`
         continue."""
-        ...
 
 
-class NullJournal:
-    """A journal that records nothing."""
-
-    def note(self, message: ToEngine) -> None:
-        """Do nothing."""
-
-    def enter(
-        self,
-        phase: StepPhase,
-        members: Sequence[EngineSequence] | None,
-        predicted: float = 0.0,
-        plan: StepPlan | None = None,
-    ) -> None:
-        """Do nothing."""
-
-    def leave(self, moving: Sequence[EngineSequence]) -> None:
-        """Do nothing."""
-
-
-class Observer(Protocol):
+class Observer:
     """A receiver of an engine's events about clients' requests, called when they happen. It gets no events of
-    cache copies."""
+    cache copies. This class ignores them; subclasses do not."""
 
     def on_event(self, name: LifecycleEvent, request: str = "") -> None:
         """Receive a lifecycle event of a request. `request` is empty for an event of a whole step."""
-        ...
 
     def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
         """Receive the end of a step that took `seconds`. `query_tokens` are pairs of request and its query
         tokens."""
-        ...
-
-
-class NoObserver:
-    """An observer that does nothing."""
-
-    def on_event(self, name: LifecycleEvent, request: str = "") -> None:
-        """Do nothing."""
-
-    def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Do nothing."""

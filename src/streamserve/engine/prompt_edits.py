@@ -8,37 +8,24 @@ An edit is applied between steps. An early answer to the prompt before the edit 
 again.
 """
 
-from dataclasses import dataclass
-
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import DecodeClock, EngineSequence, MemoryClaim
 from streamserve.engine.status import TransferRole
 from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, OutputWithdrawn, Progress, Token
+from streamserve.protocol.reports import StreamReport
 from streamserve.scheduling.eviction import learn_survival
 
 PROGRESS_SECONDS = 0.25
 """Minimum seconds between two Progress events of a prompt stream that still has tokens to compute."""
 
 
-@dataclass
-class StreamCounters:
-    """Totals of prompt streams so far, as in StreamReport."""
-
-    chunks: int = 0
-    invalidated: int = 0
-    finished: int = 0
-    tokens: int = 0
-    computed_before: int = 0
-    withdrawn: int = 0
-
-
 class StreamEdits:
     """Applies the edits of one engine's prompt streams."""
 
     def __init__(self, scheduler: Scheduler, config: EngineConfig, model: ModelInfo) -> None:
-        self.counters = StreamCounters()
+        self.counters = StreamReport()
         self.survival = 1.0
         """The share of a prompt that survives an edit, learned from all streams so far: the expectation for
         new streams."""

@@ -98,7 +98,6 @@ class Scheduler:
         return bool(self.released) or any(s.status.schedulable and s.todo(idle=True) for s in sequences)
 
     def of(self, request: str) -> list[EngineSequence]:
-        """Return the sequences of a request."""
         return [sequence for sequence in self.sequences.values() if sequence.request == request]
 
     def add(self, sequence: EngineSequence) -> None:

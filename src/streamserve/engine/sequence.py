@@ -265,7 +265,6 @@ class EngineSequence:
 
     @property
     def completed_at(self) -> float:
-        """When the prompt was complete."""
         finished_at = self.stream.finished_at
         return self.submitted.arrival if finished_at is None else finished_at
 

@@ -92,7 +92,7 @@ class Outgoing:
                 self._transport.check(reservation.to)
             except TransferError as failure:
                 error = str(failure)
-                self._counts = replace(self._counts, failed=self._counts.failed + 1)
+                self._counts.failed += 1
         if error or sequence is None:
             self._refused.append(Pushed(reservation.request, reservation.attempt, reservation.id, error))
             return False
@@ -175,13 +175,10 @@ class Outgoing:
             sending.wire_seconds += landed.seconds
             sending.error = sending.error or landed.error
             counts, kind = self._counts, sending.kind
-            self._counts = replace(
-                counts,
-                sent_bytes=counts.sent_bytes + landed.sent,
-                arriving_bytes=counts.arriving_bytes + (kind is RequestKind.STREAM_PUSH) * landed.sent,
-                writeback_bytes=counts.writeback_bytes + (kind is RequestKind.WRITEBACK) * landed.sent,
-                wire_seconds=counts.wire_seconds + landed.seconds,
-            )
+            counts.sent_bytes += landed.sent
+            counts.arriving_bytes += (kind is RequestKind.STREAM_PUSH) * landed.sent
+            counts.writeback_bytes += (kind is RequestKind.WRITEBACK) * landed.sent
+            counts.wire_seconds += landed.seconds
         closed, self._refused = self._refused, []
         free: list[tuple[EngineSequence, str]] = []
         done = [s for s in self._sending.values() if not s.in_flight and (s.error or _complete(s))]
@@ -201,15 +198,12 @@ class Outgoing:
         exposed = self._clock() - since if since is not None and exposed_to_client else 0.0
         writeback, push = sending.kind is RequestKind.WRITEBACK, sending.kind is RequestKind.STREAM_PUSH
         hidden = 0.0 if writeback else max(0.0, sending.wire_seconds - exposed)
-        self._counts = replace(
-            counts,
-            handed_over=counts.handed_over + (not error and sending.waited),
-            arriving_copies=counts.arriving_copies + (not error and push),
-            writebacks=counts.writebacks + (not error and writeback),
-            failed=counts.failed + bool(sending.error),
-            exposed_seconds=counts.exposed_seconds + exposed,
-            hidden_seconds=counts.hidden_seconds + hidden,
-        )
+        counts.handed_over += not error and sending.waited
+        counts.arriving_copies += not error and push
+        counts.writebacks += not error and writeback
+        counts.failed += bool(sending.error)
+        counts.exposed_seconds += exposed
+        counts.hidden_seconds += hidden
         return Pushed(
             reservation.request,
             reservation.attempt,
@@ -317,18 +311,12 @@ class Incoming:
                 self._landing.land(self._uncached(sequence))
             counts, tokens, cached = self._counts, len(sequence.tokens), sequence.kv.computed[0]
             if sequence.submitted.kind is not RequestKind.CLIENT:
-                self._counts = replace(
-                    counts,
-                    received_copies=counts.received_copies + 1,
-                    copied_tokens=counts.copied_tokens + tokens - cached,
-                )
+                counts.received_copies += 1
+                counts.copied_tokens += tokens - cached
             else:
-                self._counts = replace(
-                    counts,
-                    received=counts.received + 1,
-                    received_tokens=counts.received_tokens + tokens,
-                    hit_tokens=counts.hit_tokens + cached,
-                )
+                counts.received += 1
+                counts.received_tokens += tokens
+                counts.hit_tokens += cached
         return sequence
 
     def withdraw(self, sequence: EngineSequence) -> None:

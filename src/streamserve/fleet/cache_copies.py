@@ -63,7 +63,6 @@ class CacheCopies:
             self.commands.append(Send(copy.worker, copy.submit("return")))
 
     def count(self, kind: RequestKind) -> int:
-        """Return the number of copies of a kind."""
         return sum(copy.kind is kind for copy in self.open.values())
 
     def complete(self, name: str) -> None:

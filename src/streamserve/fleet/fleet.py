@@ -112,7 +112,6 @@ class Fleet:
 
     @property
     def workers(self) -> dict[str, WorkerState]:
-        """The state of each worker, by name."""
         return self.supervisor.workers
 
     def start(self, now: float) -> list[Command]:

@@ -177,7 +177,6 @@ class _Process:
 
     @property
     def runs(self) -> bool:
-        """Whether the process has not ended."""
         return self.popen.poll() is None
 
     def fits(self, inherited: object) -> bool:

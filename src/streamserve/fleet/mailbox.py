@@ -99,7 +99,6 @@ class Mailbox:
         return message
 
     def empty(self) -> bool:
-        """Return whether the queue is empty."""
         return not self._waiting
 
     def clear(self) -> None:

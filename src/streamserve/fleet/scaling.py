@@ -126,7 +126,6 @@ class Scaling:
         return rest
 
     def add(self, event: AddWorkers, now: float) -> None:
-        """Add workers."""
         self.added += len(event.workers)
         self._supervisor.add(event.workers, now)
 

@@ -47,7 +47,6 @@ class WorkerSupervisor:
         """The next incarnation of each removed worker."""
 
     def start(self, now: float) -> None:
-        """Start the workers."""
         for name, worker in self.workers.items():
             worker.starts(now)
             self.commands.append(Start(name, worker.incarnation))

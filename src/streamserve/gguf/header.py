@@ -103,7 +103,6 @@ class _Cursor:
         raise CheckpointError(f"{self.path}: {reason}")
 
     def read(self, count: int) -> bytes | memoryview:
-        """Return the next `count` bytes."""
         if count > len(self._data) - self.position:
             self.refuse(f"the header ends after {len(self._data)} bytes, in the middle of an entry")
         self.position += count

@@ -24,5 +24,4 @@ class Lease:
         self._rest = data[whole:]
 
     def is_over(self, now: float) -> bool:
-        """Return whether the lease has ended."""
         return self.until is not None and now > self.until

@@ -82,23 +82,23 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     target: Seconds
 
 
-class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV of evicted sequences so far. Predicted seconds are for the chosen way (swap or recompute), at
-    the time of the choice. `swap_seconds` were spent on copies. `recompute_seconds` were spent on recomputing
-    dropped KV: a share of each step, by query tokens."""
+class EvictionReport(msgspec.Struct, kw_only=True):
+    """The KV of evicted sequences so far; the engine counts in it. Predicted seconds are for the chosen way
+    (swap or recompute), at the time of the choice. `swap_seconds` were spent on copies. `recompute_seconds`
+    were spent on recomputing dropped KV: a share of each step, by query tokens."""
 
-    swaps: Count
-    recomputes: Count
-    blocks_out: Count
-    blocks_back: Count
-    swap_predicted: Seconds
-    swap_seconds: Seconds
-    recompute_predicted: Seconds
-    recompute_seconds: Seconds
+    swaps: Count = 0
+    recomputes: Count = 0
+    blocks_out: Count = 0
+    blocks_back: Count = 0
+    swap_predicted: Seconds = 0.0
+    swap_seconds: Seconds = 0.0
+    recompute_predicted: Seconds = 0.0
+    recompute_seconds: Seconds = 0.0
 
 
-class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt streams so far.
+class StreamReport(msgspec.Struct, kw_only=True):
+    """Prompt streams so far; the engine counts in it.
 
     - `chunks`: edits that changed a prompt; `invalidated`: tokens whose KV an edit dropped.
     - `finished`: finished prompts, `tokens`: their tokens, `computed_before`: tokens that had KV when the
@@ -106,15 +106,15 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
     - `withdrawn`: tokens of early answers that became void.
     """
 
-    chunks: Count
-    invalidated: Count
-    finished: Count
-    tokens: Count
-    computed_before: Count
-    withdrawn: Count
+    chunks: Count = 0
+    invalidated: Count = 0
+    finished: Count = 0
+    tokens: Count = 0
+    computed_before: Count = 0
+    withdrawn: Count = 0
 
 
-class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+class TransferReport(msgspec.Struct, kw_only=True):
     """KV sent to other workers and received from them. Either a request decodes at the other worker, or it is
     a cache copy, for which no client waits.
 
@@ -130,6 +130,8 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
       `copied_tokens`: tokens brought by copies.
     - `deferred`: requests whose reservation was deferred so that latency targets could be met.
     - `refused_writes`: attempts to write into blocks whose reservation was closed.
+
+    The engine counts in it.
     """
 
     handed_over: Count = 0

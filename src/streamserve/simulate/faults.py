@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from streamserve.engine.observer import LifecycleEvent, NoObserver
+from streamserve.engine.observer import LifecycleEvent, Observer
 
 PoisonPhase = Literal["prefill", "decode", "draft", "verify", "swap", "transfer"]
 """The phase in which a poison request crashes its worker:
@@ -90,7 +90,7 @@ class FaultInjector:
                 raise InjectedCrash
 
 
-class FaultObserver(NoObserver):
+class FaultObserver(Observer):
     """Passes one worker's lifecycle events on to the fault injector."""
 
     def __init__(self, faults: FaultInjector, worker: str) -> None:

@@ -18,7 +18,6 @@ class Compiler(Protocol):
 
     def is_cached(self, grammar: Grammar) -> bool:
         """Return whether `grammar` was compiled, or found to have an error."""
-        ...
 
     def prepare(self, grammar: Grammar) -> None:
         """Compile `grammar`, from any thread; an error in it is cached too."""

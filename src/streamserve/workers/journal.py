@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from streamserve.contracts.plan import StepPlan
-from streamserve.engine.observer import StepPhase
+from streamserve.engine.observer import Journal, StepPhase
 from streamserve.engine.sequence import EngineSequence
 from streamserve.protocol.journal import JOURNAL_BYTES, JournalWriter
 from streamserve.protocol.messages import Cancel, LoadAdapter, ToEngine, UnloadAdapter
@@ -43,8 +43,8 @@ class Signs:
     measured: bool = True
 
 
-class StepJournal:
-    """Writes to `memory` what the engine is about to do (engine.observer.Journal).
+class StepJournal(Journal):
+    """Writes to `memory` what the engine is about to do.
 
     `plan` is the plan in execution, None between steps.
     """
@@ -104,11 +104,11 @@ class StepJournal:
         self._stepped = self._stepped or phase == "commit"
         self._write(phase, None if members is None else [sequence.attempt for sequence in members], predicted)
 
-    def leave(self, sending: Sequence[EngineSequence]) -> None:
-        """Record that a step or a message is done; only the KV transfers of the sequences `sending`
+    def leave(self, moving: Sequence[EngineSequence]) -> None:
+        """Record that a step or a message is done; only the KV transfers of the sequences in `moving`
         continue."""
         self.plan = None
-        self._write("transfer" if sending else "", [sequence.attempt for sequence in sending])
+        self._write("transfer" if moving else "", [sequence.attempt for sequence in moving])
 
     def say(self, words: str, report: str) -> None:
         """Record why this worker ends, and the name of its crash report."""

@@ -1,7 +1,6 @@
 """A worker's connection to the server, or to the agent that started it."""
 
 import logging
-from types import TracebackType
 
 import msgspec
 import zmq
@@ -36,13 +35,10 @@ class WorkerLink:
     def __enter__(self) -> "WorkerLink":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._socket.close()
 
     def send(self, message: FromWorker) -> None:
-        """Send a message."""
         self._socket.send(encode(message))
 
     def receive(self, wait: int | None) -> list[ToEngine] | Stop | Leave | Adopt:

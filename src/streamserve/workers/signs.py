@@ -14,7 +14,6 @@ class Compiling(Protocol):
     @property
     def firsts(self) -> int:
         """The number of runs that compiled kernels or captured a graph, or are about to."""
-        ...
 
 
 def signs_of(loaded: Loaded, measured: bool) -> Signs:

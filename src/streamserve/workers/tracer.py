@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from streamserve.engine.observer import LifecycleEvent
+from streamserve.engine.observer import LifecycleEvent, Observer
 from streamserve.protocol.messages import Work
 
 
-class Tracer:
+class Tracer(Observer):
     """Records steps and lifecycle events of requests, by a clock that all processes of this machine share."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -39,7 +39,6 @@ class Descriptors:
         return True
 
     def give(self, count: int = 1) -> None:
-        """Count closed descriptors."""
         self.held -= count
         self._given.set()
 

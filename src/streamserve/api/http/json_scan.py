@@ -91,7 +91,6 @@ class JsonScan:
         self._pending = b""
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Scan the next bytes."""
         for start in range(0, len(data), PIECE):
             self._piece(bytes(data[start : start + PIECE]))
 
@@ -126,7 +125,6 @@ class JsonScan:
         return data
 
     def _outside(self, data: bytes) -> bytes:
-        """Return the bytes outside of strings."""
         parts = data.split(b'"')
         outside = b"".join(parts[self._in_string :: 2])
         self._string = self._string + len(parts[0]) if self._in_string else 0

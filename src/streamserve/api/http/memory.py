@@ -5,7 +5,6 @@ log-probabilities. A request's charge is released when the request ends.
 """
 
 from threading import Lock
-from types import TracebackType
 
 from streamserve.protocol.errors import RequestError
 
@@ -114,7 +113,5 @@ class Charge:
     def __enter__(self) -> "Charge":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

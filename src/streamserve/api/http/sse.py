@@ -1,4 +1,5 @@
-"""Server-sent events: one `data:` line per event, and `[DONE]` last. Errors are sent as events, too."""
+"""Responses that are sent while they are produced: server-sent events, with one `data:` line per event and
+`[DONE]` last, and the base of other formats. Errors are sent in the format, too."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,73 +11,91 @@ from starlette.types import Receive, Scope, Send
 
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error, error_body, error_response
+from streamserve.protocol.errors import RequestError
 
 DONE = b"[DONE]"
 """The data of the last event, also after an error."""
 
 Emit = Callable[[msgspec.Struct], Awaitable[None]]
-"""Sends one event."""
+"""Sends one event, or one part of another format."""
 
 
-class EventStream(Response):
-    """A response whose events are sent by `produce`.
+class ProducedResponse(Response):
+    """A response whose parts are sent by `produce`. Several tasks may send parts.
 
-    The response starts with the first event: an error before that is an ordinary error response. `produce` is
-    cancelled when the client disconnects. If `named`, each event's `type` is sent as its event name, and
-    there is no `[DONE]`: the last event marks the end.
+    The response starts with the first part: an error before that is an ordinary error response. `produce` is
+    cancelled when the client disconnects. `ending` is sent after the last part, also after an error.
     """
+
+    ending = b""
+
+    def __init__(self, produce: Callable[[Emit], Awaitable[None]]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._produce = produce
+        self._started = False
+        self._lock = asyncio.Lock()
+
+    def encode(self, part: msgspec.Struct) -> bytes:
+        """Return the bytes of a part."""
+        raise NotImplementedError
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """Return the bytes that tell the client about an error after the first part."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def emit(part: msgspec.Struct) -> None:
+            await self._send(send, self.encode(part))
+
+        async def run() -> None:
+            await self._produce(emit)
+            if self.ending:
+                await self._send(send, self.ending)
+
+        try:
+            await while_connected(receive, run())
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            failure = as_request_error(error)
+            if not self._started:
+                await error_response(failure, scope)(scope, receive, send)
+                return
+            await self._send(send, self.encode_error(failure) + self.ending)
+        await self._send(send, b"", more=False)
+
+    async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
+        async with self._lock:
+            if not self._started:
+                start = {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+                await send(start)
+                self._started = True
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+class EventStream(ProducedResponse):
+    """A response of events. If `named`, each event's `type` is sent as its event name, and there is no
+    `[DONE]`: the last event marks the end."""
 
     media_type = "text/event-stream"
 
     def __init__(self, produce: Callable[[Emit], Awaitable[None]], named: bool = False) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._produce = produce
+        super().__init__(produce)
         self._named = named
+        self._encoder = msgspec.json.Encoder()
+        self.ending = b"" if named else _event(DONE)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = _Events(send, self.status_code, self.raw_headers)
-        try:
-            await while_connected(receive, self._run(events))
-        except ClientDisconnect:
-            return
-        except Exception as error:
-            request_error = as_request_error(error)
-            if not events.started:
-                await error_response(request_error, scope)(scope, receive, send)
-                return
-            await events.send(error_body(request_error))
-            if not self._named:
-                await events.send(DONE)
-        await events.end()
+    def encode(self, part: msgspec.Struct) -> bytes:
+        return _event(self._encoder.encode(part), part.type if self._named else "")  # type: ignore[attr-defined]
 
-    async def _run(self, events: "_Events") -> None:
-        encoder = msgspec.json.Encoder()
-
-        async def emit(event: msgspec.Struct) -> None:
-            await events.send(encoder.encode(event), event.type if self._named else "")  # type: ignore[attr-defined]
-
-        await self._produce(emit)
-        if not self._named:
-            await events.send(DONE)
+    def encode_error(self, error: RequestError) -> bytes:
+        return _event(error_body(error))
 
 
-class _Events:
-    """Writes events to the connection. The lock keeps events whole that several tasks send."""
-
-    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.started = False
-        self._send = send
-        self._start = {"type": "http.response.start", "status": status, "headers": headers}
-        self._lock = asyncio.Lock()
-
-    async def send(self, data: bytes, name: str = "") -> None:
-        async with self._lock:
-            if not self.started:
-                await self._send(self._start)
-                self.started = True
-            body = (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+def _event(data: bytes, name: str = "") -> bytes:
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"

@@ -17,10 +17,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from streamserve.api.metrics.host_metrics import HostMetrics
-from streamserve.api.metrics.incidents import IncidentMetrics
-from streamserve.api.metrics.slo_classes import strictness
-from streamserve.api.metrics.worker_metrics import LABEL, PREFIX, WorkerMetrics
+from streamserve.api.metrics.fleet_metrics import FleetMetrics
+from streamserve.api.metrics.worker_metrics import LABEL, PREFIX, WorkerMetrics, family
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.reports import IncidentReport, Report
@@ -109,8 +107,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._model_name = model_name
         self._registry.register(WorkerMetrics(model_name, report))
-        self._registry.register(IncidentMetrics(model_name, incidents))
-        self._registry.register(HostMetrics(model_name, routing))
+        self._registry.register(FleetMetrics(model_name, incidents, routing))
         self._finished = Counter(
             f"{PREFIX}requests",
             "Finished choices, by reason.",
@@ -229,7 +226,6 @@ class RequestRecorder:
         self._tokens: dict[int, int] = {}
 
     def delta(self, delta: ChoiceDelta) -> None:
-        """Record a delta of a choice."""
         now = time.perf_counter()
         if not self.begun:
             self.begun = True
@@ -289,16 +285,13 @@ class _Successes(Collector):
         self._finished = finished
 
     def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(
-            f"{PREFIX}request_success",
-            "Choices that finished successfully.",
-            labels=(LABEL, "finished_reason"),
-        )
+        counts = {}
         for sample in next(iter(self._finished.collect())).samples:
             reason = sample.labels["finish_reason"]
             if sample.name.endswith("_total") and reason in SUCCESSES:
-                family.add_metric((sample.labels[LABEL], reason), sample.value)
-        yield family
+                counts[sample.labels[LABEL], reason] = sample.value
+        text = "Choices that finished successfully."
+        yield family(CounterMetricFamily, "request_success", text, counts, "finished_reason")
 
 
 class _WithVllmNames(Collector):
@@ -308,15 +301,27 @@ class _WithVllmNames(Collector):
         self._registry = registry
 
     def collect(self) -> Iterable[Metric]:
-        for family in self._registry.collect():
-            yield family
-            if family.name.removeprefix(PREFIX) in VLLM_NAMES:
-                yield _renamed(family)
+        for metric in self._registry.collect():
+            yield metric
+            if metric.name.removeprefix(PREFIX) in VLLM_NAMES:
+                yield _renamed(metric)
 
 
-def _renamed(family: Metric) -> Metric:
-    copy = Metric(family.name.replace(PREFIX, VLLM_PREFIX, 1), family.documentation, family.type, family.unit)
+def _renamed(metric: Metric) -> Metric:
+    copy = Metric(metric.name.replace(PREFIX, VLLM_PREFIX, 1), metric.documentation, metric.type, metric.unit)
     copy.samples = [
-        Sample(sample.name.replace(PREFIX, VLLM_PREFIX, 1), *sample[1:]) for sample in family.samples
+        Sample(sample.name.replace(PREFIX, VLLM_PREFIX, 1), *sample[1:]) for sample in metric.samples
     ]
     return copy
+
+
+CLASSES = (5, 10, 20, 30, 50, 100, 200, 500, 1000)
+"""Upper bounds of the metrics' SLO classes, in milliseconds per token."""
+
+
+def strictness(slo: Slo) -> str:
+    """Return the SLO class under which a request with these targets is counted."""
+    if slo.tpot_ms is None:
+        return "ttft"
+    end = next((end for end in CLASSES if slo.tpot_ms <= end), None)
+    return f"tpot>{CLASSES[-1]}ms" if end is None else f"tpot<={end}ms"

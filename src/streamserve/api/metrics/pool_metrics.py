@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamserve.api.metrics.worker_metrics import LABEL, PREFIX
+from streamserve.api.metrics.worker_metrics import PREFIX, MetricFamily, family
 
 
 class ModelState(Protocol):
@@ -29,10 +29,12 @@ class ModelState(Protocol):
     @property
     def load_seconds(self) -> float:
         """The seconds that the last load took."""
-        ...
 
 
-_GAUGES: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
+Values = Mapping[str, tuple[str, Callable[[ModelState], float]]]
+"""Help and value of each metric of a model."""
+
+_GAUGES: Values = {
     "model_loaded": ("Whether the model is loaded.", lambda model: model.state == "loaded"),
     "model_memory_bytes": ("Memory that the model takes while it is loaded.", lambda model: model.size),
     "model_load_seconds": (
@@ -40,7 +42,7 @@ _GAUGES: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
         lambda model: model.load_seconds,
     ),
 }
-_COUNTERS: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
+_COUNTERS: Values = {
     "model_loads": ("Number of times that the model was loaded.", lambda model: model.loads),
     "model_unloads": ("Number of times that the model was unloaded.", lambda model: model.unloads),
 }
@@ -54,19 +56,14 @@ class PoolMetrics(Collector):
         self._budget = budget
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of all models."""
         budget = "Memory limit for the models that are loaded at the same time."
         yield GaugeMetricFamily(f"{PREFIX}models_memory_limit_bytes", budget, value=self._budget)
-        for name, (text, value) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
-            for model_name, model in self._models.items():
-                gauge.add_metric((model_name,), value(model))
-            yield gauge
-        for name, (text, value) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
-            for model_name, model in self._models.items():
-                counter.add_metric((model_name,), value(model))
-            yield counter
+        yield from self._families(GaugeMetricFamily, _GAUGES)
+        yield from self._families(CounterMetricFamily, _COUNTERS)
+
+    def _families(self, kind: type[MetricFamily], values: Values) -> Iterable[Metric]:
+        for name, (text, value) in values.items():
+            yield family(kind, name, text, {(key,): value(model) for key, model in self._models.items()})
 
 
 def exposition_of_all(collectors: Sequence[Collector]) -> bytes:
@@ -89,8 +86,8 @@ class _Merged(Collector):
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for collector in self._collectors:
-            for family in collector.collect():
-                families.setdefault(family.name, family)
-                if families[family.name] is not family:
-                    families[family.name].samples += family.samples
+            for metric in collector.collect():
+                families.setdefault(metric.name, metric)
+                if families[metric.name] is not metric:
+                    families[metric.name].samples += metric.samples
         return families.values()

@@ -1,8 +1,9 @@
 """The workers' reports as Prometheus metrics."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
+import msgspec
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,6 +25,7 @@ from streamserve.protocol.reports import (
 )
 
 PREFIX, LABEL = "streamserve:", "model_name"
+MetricFamily = CounterMetricFamily | GaugeMetricFamily
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 _EVICTION = {
@@ -123,31 +125,23 @@ class WorkerMetrics(Collector):
             yield from self._transfer(report.transfer)
 
     def _step_tokens(self, steps: StepTokens) -> Metric:
-        family = HistogramMetricFamily(
+        histogram = HistogramMetricFamily(
             f"{PREFIX}iteration_tokens_total",
             "Tokens per engine step: prompt tokens computed and tokens generated.",
             labels=(LABEL,),
         )
         bounds = [*map(str, map(float, STEP_TOKENS)), "+Inf"]
         up_to = list(zip(bounds, map(float, accumulate(steps.counts)), strict=True))
-        family.add_metric((self._model_name,), up_to, steps.total)
-        return family
+        histogram.add_metric((self._model_name,), up_to, steps.total)
+        return histogram
 
     def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
-        seconds = CounterMetricFamily(
-            f"{PREFIX}step_part_seconds", "Time spent in the parts of steps.", labels=(LABEL, "part")
-        )
-        shares = GaugeMetricFamily(
-            f"{PREFIX}step_part_share",
-            "Each part's share of the time of all steps so far.",
-            labels=(LABEL, "part"),
-        )
-        for part in StepParts.__struct_fields__:
-            value = getattr(parts, part)
-            seconds.add_metric((self._model_name, part), value)
-            shares.add_metric((self._model_name, part), value / spent if spent else 0.0)
-        yield seconds
-        yield shares
+        seconds = msgspec.structs.asdict(parts)
+        shares = {part: value / spent if spent else 0.0 for part, value in seconds.items()}
+        text = "Time spent in the parts of steps."
+        yield self._labelled(CounterMetricFamily, "step_part_seconds", text, "part", seconds)
+        text = "Each part's share of the time of all steps so far."
+        yield self._labelled(GaugeMetricFamily, "step_part_share", text, "part", shares)
 
     def _streams(self, report: StreamReport) -> Iterable[Metric]:
         yield self._counter(
@@ -179,14 +173,13 @@ class WorkerMetrics(Collector):
         yield self._counter("spec_decode_num_drafts", "Draft trees verified.", sum(report.trees_by_nodes))
         yield self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.", report.verified)
         yield self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", report.accepted)
-        family = CounterMetricFamily(
-            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
+        yield self._labelled(
+            CounterMetricFamily,
+            "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted, by their depth in the tree.",
-            labels=(LABEL, "position"),
+            "position",
+            {str(position): count for position, count in enumerate(report.accepted_at)},
         )
-        for position, count in enumerate(report.accepted_at):
-            family.add_metric((self._model_name, str(position)), count)
-        yield family
         yield self._histogram(
             "spec_decode_tree_nodes", "Verified draft tokens per tree.", report.trees_by_nodes, _NODES
         )
@@ -224,22 +217,17 @@ class WorkerMetrics(Collector):
             ("trees", "Draft trees used", report.trees, report.fallback_trees),
             ("accepted", "Draft tokens accepted", report.accepted, report.fallback_accepted),
         ):
-            family = CounterMetricFamily(
-                f"{PREFIX}draft_service_{name}",
+            yield self._labelled(
+                CounterMetricFamily,
+                f"draft_service_{name}",
                 f"{text}, by source: draft services, or the n-gram fallback.",
-                labels=(LABEL, "source"),
+                "source",
+                {"service": from_services, "ngram": fallback},
             )
-            family.add_metric((self._model_name, "service"), from_services)
-            family.add_metric((self._model_name, "ngram"), fallback)
-            yield family
-        rejected = CounterMetricFamily(
-            f"{PREFIX}draft_service_rejected_replies",
-            "Replies of draft services that were rejected, by fault.",
-            labels=(LABEL, "fault"),
+        text = "Replies of draft services that were rejected, by fault."
+        yield self._labelled(
+            CounterMetricFamily, "draft_service_rejected_replies", text, "fault", report.rejected
         )
-        for fault, count in report.rejected.items():
-            rejected.add_metric((self._model_name, fault), count)
-        yield rejected
         yield self._counter(
             "draft_service_probations",
             "Number of times that a draft service was suspended because of invalid replies.",
@@ -249,33 +237,43 @@ class WorkerMetrics(Collector):
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
         for field, (name, text) in _TRANSFER.items():
             yield self._counter(name, text, getattr(report, field))
-        yield self._cache_copies(report)
-
-    def _cache_copies(self, report: TransferReport) -> Metric:
-        family = CounterMetricFamily(
-            f"{PREFIX}kv_cache_copies",
+        yield self._labelled(
+            CounterMetricFamily,
+            "kv_cache_copies",
             "KV copied to other workers' caches while no client waits for it, by kind: of prompts that are "
             "still arriving, or write-backs of finished requests.",
-            labels=(LABEL, "kind"),
+            "kind",
+            {"arriving": report.arriving_copies, "writeback": report.writebacks},
         )
-        family.add_metric((self._model_name, "arriving"), report.arriving_copies)
-        family.add_metric((self._model_name, "writeback"), report.writebacks)
-        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
-        family.add_metric((self._model_name,), value)
-        return family
+        return family(GaugeMetricFamily, name, text, {(self._model_name,): value})
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
-        family.add_metric((self._model_name,), value)
-        return family
+        return family(CounterMetricFamily, name, text, {(self._model_name,): value})
+
+    def _labelled(
+        self, kind: type[MetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
+    ) -> Metric:
+        """Return a family with a further label. `values` are the values by this label."""
+        samples = {(self._model_name, by): value for by, value in values.items()}
+        return family(kind, name, text, samples, label)
 
     def _histogram(self, name: str, text: str, counts: Sequence[int], buckets: Sequence[int]) -> Metric:
         """Return a histogram of integers: `counts[i]` is the number of values equal to i + 1."""
-        family = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
+        histogram = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
         up_to = [(str(float(bucket)), float(sum(counts[:bucket]))) for bucket in buckets]
         total = sum(number * count for number, count in enumerate(counts, start=1))
-        family.add_metric((self._model_name,), [*up_to, ("+Inf", float(sum(counts)))], total)
-        return family
+        histogram.add_metric((self._model_name,), [*up_to, ("+Inf", float(sum(counts)))], total)
+        return histogram
+
+
+def family(
+    kind: type[MetricFamily], name: str, text: str, samples: Mapping[tuple[str, ...], float], *labels: str
+) -> Metric:
+    """Return a family of gauges or counters. `samples` are the values by the model's name and the further
+    `labels`."""
+    made = kind(f"{PREFIX}{name}", text, labels=(LABEL, *labels))
+    for values, amount in samples.items():
+        made.add_metric(values, amount)
+    return made

@@ -98,7 +98,6 @@ class ServerPromptStream:
         self._tokenized = await self._sync(self._current)
 
     async def edit(self, body: EditRequest) -> EditReply:
-        """Apply an edit."""
         async with self._lock:
             self._check_open(body.version)
             large = len(self._current.chunks) > _MANY_CHUNKS or len(body.operations) > _MANY_CHUNKS
@@ -146,7 +145,6 @@ class ServerPromptStream:
         return answer, replace(task, prompt_stream=self.engine_stream)
 
     def state(self) -> StreamState:
-        """Return the state of the stream."""
         self.last_used = time.monotonic()
         chunks = [ChunkState(chunk.id, len(chunk.text)) for chunk in self._current.chunks]
         return StreamState(

@@ -127,7 +127,6 @@ class PromptStreams:
         resources.callback(self._resources.pop, name, None)
 
     def names(self) -> set[str]:
-        """Return the names of the open streams."""
         return set(self._streams)
 
     def wants_events(self, name: str, owner: str, body: FinishRequest) -> bool:

@@ -22,7 +22,6 @@ class Audit:
         self._lines: dict[str, tuple[int, int]] = {}
 
     def opened(self, session: Session) -> None:
-        """Log a session that was opened."""
         if self._may("opened", session.opened):
             logger.info("session %d opened: %s", session.tag, _description(session))
 

@@ -91,7 +91,6 @@ class SessionTable:
         return [session for session in self.sessions.values() if self.admission.active(session, now)]
 
     def n_max(self) -> int:
-        """Return the present N_max."""
         return self.admission.n_max(self._statistics, self._batcher.capacity())
 
     def admitted(self, session: Session, now: float) -> bool:

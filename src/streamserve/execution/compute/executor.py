@@ -21,6 +21,7 @@ from streamserve.execution.compute.branches import (
 from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.compute.kv_cache import KVCache
 from streamserve.execution.compute.logprobs import token_logprobs
+from streamserve.execution.compute.passes import ModelPasses
 from streamserve.execution.compute.pooling import pool
 from streamserve.execution.compute.sampling import Chooser, Sampler, finite_rows
 from streamserve.execution.compute.swap import HostPool
@@ -47,14 +48,12 @@ class TorchExecutor:
         host: HostPool | None = None,
         adapters: AdapterTable | None = None,
     ) -> None:
-        self._model = model
+        self._passes = ModelPasses(model, attention, adapters)
         self._cache = cache
-        self._attention = attention
         self._eos_token_ids = tuple(eos_token_ids)
         self._grammars = grammars
         self._chooser = chooser
         self._host = host
-        self.adapters = adapters
         self._sequences: dict[int, ActiveSequence] = {}
 
     @property
@@ -82,14 +81,14 @@ class TorchExecutor:
         if any(span.group != TARGET for span in plan.spans):
             raise ValueError("this executor has one KV cache group, the target's")
         layout = lay_out(plan.spans, self._cache.block_size)
-        hidden = self._forward(layout)
+        hidden = self._passes.forward(layout)
         outputs = self._outputs(layout, hidden)
         finite = self._finite(layout, hidden)
         pooled = pool(
             [part for part in layout.parts if self._is_pooled(part)],
             self._sequences,
             hidden,
-            self._model.logits,
+            self._passes.logits,
         )
         return [
             _pooled(part, pooled, whole)
@@ -133,7 +132,7 @@ class TorchExecutor:
         if self._host is not None:
             self._host.close()
             self._host = None
-        del self._model, self._cache, self._attention
+        del self._passes, self._cache
 
     def _error(self, part: SpanRows) -> str:
         sequence = self._sequences.get(part.span.sequence)
@@ -145,13 +144,6 @@ class TorchExecutor:
         for state in plan.admitted:
             self._sequences[state.sequence] = new_sequence(state, self._grammars)
 
-    def _forward(self, layout: Layout) -> Tensor:
-        """Return the hidden states [rows, hidden] of the step, and write its keys and values to the cache."""
-        self._attention.plan(layout)
-        tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
-        lora = self.adapters.of(layout) if self.adapters else None
-        return self._model.forward(tokens, positions, self._attention, lora)
-
     def _outputs(self, layout: Layout, hidden: Tensor) -> list[list[list[Sampled]] | None]:
         """Return the new tokens of each span's choices; None for a span whose logits are not finite. Updates
         the sequences, and compacts the cache."""
@@ -159,7 +151,7 @@ class TorchExecutor:
         if not branches:
             return [[] for _ in layout.parts]
         sampled_rows = layout.sampled_rows()
-        logits = self._model.logits(hidden if len(sampled_rows) == len(hidden) else hidden[sampled_rows])
+        logits = self._passes.logits(hidden if len(sampled_rows) == len(hidden) else hidden[sampled_rows])
         sampler = Sampler(logits, self._eos_token_ids, self._chooser)
         sample_branches(branches, sampler)
         not_finite = {branch.part.span.sequence for branch in branches if not branch.finite}
@@ -197,7 +189,7 @@ class TorchExecutor:
         targets = prompt[span.start + 1 : span.start + 1 + len(span.tokens)]
         rows = hidden[part.offset : part.offset + len(targets)]
         counts = [count] * len(targets)
-        return token_logprobs(lambda piece: self._model.logits(rows[piece]), targets, counts)
+        return token_logprobs(lambda piece: self._passes.logits(rows[piece]), targets, counts)
 
 
 def _pooled(part: SpanRows, vectors: Mapping[int, bytes], finite: bool) -> SpanResult:

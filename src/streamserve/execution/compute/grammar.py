@@ -151,7 +151,6 @@ class Matcher:
         self._path = []
 
     def ends(self, token: int) -> bool:
-        """Return whether `token` ends the text."""
         return token in self._eos_token_ids
 
     def _text(self, tokens: Sequence[int]) -> Sequence[int]:

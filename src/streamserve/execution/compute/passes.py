@@ -18,16 +18,13 @@ class Passes(Protocol):
     @property
     def firsts(self) -> int:
         """Number of passes so far that compiled or captured something, and so took longer than later ones."""
-        ...
 
     def forward(self, layout: Layout) -> Tensor:
         """Return the hidden states [rows, hidden] of the rows of `layout`. The next pass may overwrite the
         returned tensor."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, vocabulary] of the next token after each row of `hidden`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,6 @@ class ModelDrafter:
         self._ahead = None
 
     def _draft_levels(self, trees: Sequence[_TreeBuilder]) -> None:
-        """Draft the trees level by level."""
         hidden = self._read(trees)
         growing = [tree for tree in trees if tree.unfinished]
         if len(growing) < len(trees):

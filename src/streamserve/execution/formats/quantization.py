@@ -68,7 +68,6 @@ class WeightFormat:
 
     @property
     def kind(self) -> Literal["int8", "int4", "fp8"] | Table:
-        """The kind of the numbers."""
         if self.floating:
             return "fp8"
         if self.table:

@@ -29,28 +29,23 @@ class WeightSource(Protocol):
 
     def floats(self, module: str, dtype: torch.dtype) -> Tensor:
         """Return the weight of `module` in `dtype`."""
-        ...
 
     def bias(self, module: str, dtype: torch.dtype) -> Tensor:
         """Return the bias of `module` in `dtype`."""
-        ...
 
     def view(self, module: str) -> Tensor | None:
         """Return the weight of `module`, not checked, as a view of the file; None if the file has no tensor
         of floats that contains it alone."""
-        ...
 
     def blocks(self, module: str) -> BlockWeight | None:
         """Return the weight of `module`, not checked, as a view of the file; None if it is not stored in
         blocks of integers."""
-        ...
 
     def stored(
         self, modules: Sequence[str], format: AnyFormat, direct: bool
     ) -> BlockWeight | StripedWeight | QuantizedWeight:
         """Return the joined weight of `modules`, which are stored in `format`. If `direct`, the weight is in
         the file's form and not checked; otherwise it is unpacked."""
-        ...
 
 
 def weight_source(checkpoint: AnyCheckpoint, spec: ModelSpec) -> WeightSource:

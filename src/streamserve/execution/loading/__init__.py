@@ -2,7 +2,7 @@
 
     load.py          load: chooses the backend, divides memory, makes executor and drafters
       load_models.py   the target and its draft model on a CPU; device.py on a GPU, with rank.py for
-                       the processes of tensor parallelism
+                       the processes of tensor parallelism, and device_limits.py for what is refused
       weights.py       makes a Model layer by layer: reads matrices with formats/, packs them with the
                        LinearMakers of the backend, and takes from a store
                        (backends/native/weight_store.py) what another worker has packed

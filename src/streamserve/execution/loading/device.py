@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from streamserve.contracts.plan import DRAFT, TARGET
-from streamserve.execution.backends.cuda.attention import TILES
 from streamserve.execution.backends.cuda.chains import DeviceChains
 from streamserve.execution.backends.cuda.collectives import Ranks
 from streamserve.execution.backends.cuda.device import budget_bytes, free_bytes, notice
@@ -24,7 +23,6 @@ from streamserve.execution.backends.cuda.landing import KVLanding
 from streamserve.execution.backends.cuda.linear import QuantizedLinear, TorchLinear, WideLinear
 from streamserve.execution.backends.cuda.model import DeviceModel
 from streamserve.execution.backends.cuda.operations import Implementation, Operations, operations
-from streamserve.execution.backends.cuda.packing import packs
 from streamserve.execution.backends.cuda.ranks import (
     Children,
     LeadingHostPool,
@@ -33,7 +31,7 @@ from streamserve.execution.backends.cuda.ranks import (
     new_store,
 )
 from streamserve.execution.backends.cuda.runner import Runner
-from streamserve.execution.backends.cuda.sharding import Shard, ShardedCheckpoint, check_shards, shard_spec
+from streamserve.execution.backends.cuda.sharding import Shard, ShardedCheckpoint, shard_spec
 from streamserve.execution.backends.cuda.swap import DeviceHostPool
 from streamserve.execution.backends.cuda.warm_up import capture, compiling, layers_of_all_kinds
 from streamserve.execution.compute.grammar import Grammars
@@ -46,6 +44,7 @@ from streamserve.execution.formats.checkpoint import Checkpoint
 from streamserve.execution.formats.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.formats.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.loading.device_limits import check_landing, check_source
 from streamserve.execution.loading.loaded import (
     Loaded,
     PoolSizes,
@@ -178,27 +177,6 @@ class DeviceBackend:
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars, chains=chains)
 
 
-def refuse_unsupported(spec: ModelSpec, kv_quantized: bool) -> None:
-    """Raise CheckpointError for a model that needs an operation which the device's kernels do not have."""
-    stored = spec.stored.by_module.values() if spec.stored else ()
-    groups = {str(format.weights.group) for format in stored if format and not packs(format.weights)}
-    needs = {
-        f"{spec.num_heads // spec.num_kv_heads} query heads that share a key-value head": (
-            spec.num_heads // spec.num_kv_heads > TILES[-1]
-        ),
-        f"heads of {spec.head_dim} dimensions, with --kv-cache-dtype int8": (
-            kv_quantized and spec.head_dim % 4 > 0
-        ),
-        f"weights in groups of {', '.join(sorted(groups))} inputs": bool(groups),
-    }
-    missing = [name for name, needed in needs.items() if needed]
-    if missing:
-        raise CheckpointError(
-            f"{spec.architecture} has {', '.join(missing)}, which GPUs do not support yet: use --device cpu, "
-            "and not --backend device"
-        )
-
-
 def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
     """Return the memory in bytes to reserve for a step's activations, logits and graphs."""
     widest = 3 * spec.intermediate_size + 4 * spec.hidden_size + 2 * spec.num_heads * spec.head_dim
@@ -231,25 +209,14 @@ def load_on_device(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(config.threads or usable_processors().threads)
-    if config.kernel_path != "auto":
-        raise CheckpointError(f"--kernel-path {config.kernel_path} is for the CPU: use --device cpu")
-    if config.numerics != "auto":
-        raise CheckpointError(f"--numerics {config.numerics} is for the CPU: use --device cpu")
-    if config.backend in ("native", "reference"):
-        raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
-    for model_spec in (source.spec, source.draft.spec):
-        if model_spec:
-            refuse_unsupported(model_spec, source.kv_quantized)
-    degree = config.tensor_parallel_size
-    if degree > 1:
-        _check_parallel(source, device)
-    part = replace(source, spec=shard_spec(spec, degree))
+    check_source(source, device)
+    part = replace(source, spec=shard_spec(spec, config.tensor_parallel_size))
     sizes = plan_memory(
         part, budget_bytes(device, memory_share), False, available_bytes(), KV_FRACTION,
         reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
     )  # fmt: skip
     if allocate:
-        _check_landing(sizes, int(available_bytes() * memory_share))
+        check_landing(sizes, int(available_bytes() * memory_share))
     try:
         return _load(source.at_length(sizes.max_model_len), sizes, device, vocabulary, allocate)
     except torch.OutOfMemoryError:
@@ -258,16 +225,6 @@ def load_on_device(
             "the model loaded; set --quantization, lower --kv-cache-bytes or --max-num-batched-tokens, or "
             "end other processes that use the device"
         ) from None
-
-
-def _check_landing(sizes: PoolSizes, free: int) -> None:
-    """Raise CheckpointError unless the `free` bytes of host memory hold a copy of the KV pool."""
-    needed = sizes.blocks * sizes.block_bytes
-    if needed > free:
-        raise CheckpointError(
-            f"stream pairs need host memory of the size of the KV pool on the device, {needed >> 20} MiB, "
-            f"but {free >> 20} MiB are free for this worker: set --kv-cache-bytes"
-        )
 
 
 def _load(
@@ -325,24 +282,6 @@ def _compiling(backend: DeviceBackend, source: Source) -> AbstractContextManager
         return lambda: backend.runner(model, cache, NoGraphs())
 
     return compiling(load, config.max_num_seqs, backend.device)
-
-
-def _check_parallel(source: Source, device: torch.device) -> None:
-    """Raise CheckpointError for a model or option that tensor parallelism does not support."""
-    config, degree = source.config, source.config.tensor_parallel_size
-    check_shards(source.spec, source.checkpoint, degree)
-    refused = {
-        source.quantized or "": source.quantized is not None,
-        f"--draft {config.draft}": source.draft.kind not in (DraftKind.NONE, DraftKind.NGRAM),
-    }
-    for flag, present in refused.items():
-        if present:
-            raise CheckpointError(f"{flag} is not supported with --tensor-parallel-size yet: use 1")
-    if device.type == "cuda" and (device.index or 0) + degree > torch.cuda.device_count():
-        raise CheckpointError(
-            f"--tensor-parallel-size {degree}: the machine has {torch.cuda.device_count()} GPUs, and "
-            "--device selects the first one to use: use a smaller number, or an earlier --device"
-        )
 
 
 def _shard(source: Source, sizes: PoolSizes, ranks: Ranks, device: torch.device) -> tuple[Runner, Model]:

@@ -39,6 +39,7 @@ from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.loading.load_models import load_models
 from streamserve.execution.loading.loaded import (
     Loaded,
+    PoolSizes,
     Source,
     Vocabulary,
     all_caches,
@@ -56,6 +57,7 @@ from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.draft_kind import DraftKind
 from streamserve.protocol.errors import CheckpointError, OtherModelError
+from streamserve.protocol.messages import ModelInfo
 from streamserve.system.available_memory import address_limit, available_bytes
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.system.processors import usable_processors
@@ -141,11 +143,7 @@ def _load_on_cpu(
     sizes = plan_memory(source, free, tied_head_copied, share=memory_share, weights_shared=bool(arenas))
     source = source.at_length(sizes.max_model_len)
     config, spec = source.config, source.spec
-    if expected and source.fingerprint != expected:
-        raise OtherModelError(
-            f"{config.path} is a different model than the other workers have loaded: if its files were "
-            "replaced, restore the old ones, or restart the server to serve the new ones"
-        )
+    _check_fingerprint(source, expected)
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
     models = load_models(source, pool, arenas)
@@ -171,14 +169,7 @@ def _load_on_cpu(
     return Loaded(
         TorchExecutor(model, cache, attention, spec.eos_token_ids, grammars, chooser, host, adapters),
         engine_config(config, sizes),
-        model_info(
-            source,
-            sizes,
-            attention.row_invariant,
-            tied_head_copied,
-            _backend_name(pool, source),
-            numerics_of(pool.path(source.dtype)) if pool else "",
-        ),
+        _model_info(source, sizes, attention, tied_head_copied, pool),
         sizes.blocks * sizes.block_bytes,
         model,
         pool,
@@ -192,6 +183,23 @@ def _load_on_cpu(
         adapters=adapters,
         spare_bytes=sizes.spare_bytes,
     )
+
+
+def _check_fingerprint(source: Source, expected: str) -> None:
+    """Raise OtherModelError unless the target has the `expected` fingerprint, if that is not empty."""
+    if expected and source.fingerprint != expected:
+        raise OtherModelError(
+            f"{source.config.path} is a different model than the other workers have loaded: if its files "
+            "were replaced, restore the old ones, or restart the server to serve the new ones"
+        )
+
+
+def _model_info(
+    source: Source, sizes: PoolSizes, attention: AttentionBackend, tied_copied: bool, pool: ThreadPool | None
+) -> ModelInfo:
+    numerics = numerics_of(pool.path(source.dtype)) if pool else ""
+    name = _backend_name(pool, source)
+    return model_info(source, sizes, attention.row_invariant, tied_copied, name, numerics)
 
 
 def _make_drafter(

@@ -115,7 +115,6 @@ class _Loader:
         return layers
 
     def _layer(self, number: int) -> LayerWeights:
-        """Return the weights of a layer."""
         spec, makers, prefix = self._spec, self._makers, f"model.layers.{number}."
         qkv, gate_up = FUSED_INPUTS if spec.fused else INPUTS
         norms = {field: self.norm(f"{prefix}{name}.weight") for field, name in NORMS[spec.norms].items()}
@@ -150,7 +149,6 @@ class _Loader:
         return self._tensor(EMBEDDING.removesuffix(".weight"))
 
     def head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
-        """Return the head, in `format` if given."""
         return self._store.linear(HEAD, lambda: self._make_head(embedding, format))
 
     def _make_head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
@@ -175,7 +173,6 @@ class _Loader:
         return self._source.floats(module, dtype)
 
     def norm(self, name: str) -> Tensor:
-        """Return the weight of a norm."""
         return self._store.tensor(name, lambda: self._make_norm(name))
 
     def _make_norm(self, name: str) -> Tensor:

@@ -28,7 +28,6 @@ class AttentionBackend(Protocol):
 
     def plan(self, layout: Layout) -> None:
         """Prepare a step: compute everything that all layers share."""
-        ...
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Write `k`, `v` [rows, kv head, dim] to the rows' slots, then return the attention of `q` [rows,
@@ -38,4 +37,3 @@ class AttentionBackend(Protocol):
         window. All keys and values are read as the cache stores them, also the rows' own. `sinks` [head]
         (float32) take part in each softmax like the score of a further key that has no value.
         """
-        ...

@@ -53,7 +53,6 @@ class Layout:
 
     @cached_property
     def parts(self) -> list[SpanRows]:
-        """The part of each span."""
         starts = self.offsets.tolist()
         ends = [*starts, len(self.tokens)][1:]
         return [

@@ -19,7 +19,6 @@ class LinearMap(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map `x` [rows, in] to [rows, out]."""
-        ...
 
 
 class Linear:

@@ -27,7 +27,6 @@ class Rotations:
         return cls(frequencies, torch.tensor([rope.amplitude for rope in ropes]).view(-1, 1, 1))
 
     def to(self, device: torch.device) -> "Rotations":
-        """Return the rotations on another device."""
         return Rotations(self.frequencies.to(device), self.amplitudes.to(device))
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

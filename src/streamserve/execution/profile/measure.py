@@ -161,7 +161,6 @@ class SwapCopies:
 
     @property
     def series(self) -> list[Series]:
-        """All measurements."""
         return [*self._out.values(), *self._back.values()]
 
     def cost(self) -> SwapCost:
@@ -205,7 +204,6 @@ class Bench:
         }
 
     def series(self) -> list[Series]:
-        """Return all measurements."""
         products, points = self._products.values(), self._points.values()
         return [self._read, *products, *self._swaps.series, *points]
 

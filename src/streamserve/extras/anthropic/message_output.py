@@ -61,7 +61,6 @@ class Content:
             await self._grow(text, EventDelta(type="text_delta", text=text))
 
     async def reasoning(self, text: str) -> None:
-        """Append text to the reasoning."""
         if text:
             await self._open_block(ThinkingBlock())
             if not self._omit_thinking:

@@ -141,7 +141,6 @@ class BatchFolder:
         self.content(file_id).unlink(missing_ok=True)
 
     def unfinished(self) -> list[StoredBatch]:
-        """Return the batches that have not ended."""
         return [stored for stored in self.batches.values() if stored.batch.status not in FINAL]
 
     def _remove_incomplete(self, damaged: bool) -> None:

@@ -130,7 +130,6 @@ class LinePosition(NamedTuple):
     length: int
 
     def read(self, file: BinaryIO) -> bytes:
-        """Return the line."""
         return os.pread(file.fileno(), self.length, self.offset)
 
 

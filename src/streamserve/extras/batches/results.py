@@ -1,8 +1,6 @@
 """The results of a batch while they are written: answers to one file, failures to another, in the order of
 requests."""
 
-from types import TracebackType
-
 import msgspec
 
 from streamserve.extras.batches.folder import BatchFolder
@@ -34,7 +32,6 @@ class Results:
 
     @property
     def counts(self) -> RequestCounts:
-        """The counts of requests so far."""
         return RequestCounts(total=self._total, completed=self._counts[0], failed=self._counts[1])
 
     def write(self, result: ResultLine) -> None:
@@ -52,8 +49,6 @@ class Results:
     def __enter__(self) -> "Results":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         for file in self._files:
             file.close()

@@ -27,7 +27,6 @@ class LeasedWorker(Launched, Protocol):
 
     def extend(self, until: float) -> None:
         """Tell the worker until when, on this machine's clock, it may run."""
-        ...
 
 
 class State(Enum):

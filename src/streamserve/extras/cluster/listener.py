@@ -96,7 +96,6 @@ class ClusterListener:
         return digits in self._allowed
 
     async def receive(self) -> ClusterMessage:
-        """Return the next message."""
         while True:
             peer, *parts = await self.socket.recv_multipart(copy=False)
             try:

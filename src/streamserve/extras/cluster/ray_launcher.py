@@ -146,7 +146,6 @@ class RayLauncher:
         self._threads.shutdown(wait=False)
 
     async def _call(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Call a function of Ray in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
 
     async def _follow_workers(self) -> None:
@@ -163,7 +162,6 @@ class RayLauncher:
                 await self._kill(agent)
 
     def _keep_for(self, workers: Iterable[str]) -> None:
-        """Keep an agent for each of these workers."""
         for names in groups(workers):
             agents = [KeptAgent(name) for name in names]
             self._kept |= {agent.made_for: agent for agent in agents}

@@ -166,7 +166,6 @@ class Registry:
                 yield self.refuse(peer, "unexpected", "this connection already has a session")
 
     def send(self, agent: RegisteredAgent, body: bytes) -> Iterator[Effect]:
-        """Send a message to an agent."""
         if agent.token not in self.agents:
             return
         try:

@@ -111,7 +111,6 @@ class WorkerHost:
             await self._control.send(hosted.peer, message)
 
     def end(self, end: End) -> None:
-        """End a worker of the head."""
         hosted = self._of_head(end.worker)
         if hosted and end.kill:
             hosted.process.kill()
@@ -159,7 +158,6 @@ class WorkerHost:
 
     @property
     def _slots(self) -> set[int]:
-        """The slots in use."""
         return self._starting | {hosted.slot for hosted in self._hosted.values()}
 
     @property

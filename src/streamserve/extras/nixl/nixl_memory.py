@@ -149,7 +149,6 @@ class Fence:
         self._open: dict[str, int] = {}
 
     def open(self, reservation: str, blocks: Iterable[int]) -> None:
-        """Remember a reservation."""
         self._open[reservation] = self._memory.generation
 
     def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:

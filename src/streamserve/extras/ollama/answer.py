@@ -12,6 +12,7 @@ from streamserve.api.context import AppContext
 from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.disconnect import while_connected
+from streamserve.api.http.sse import Emit
 from streamserve.api.openai.call_arguments import arguments_object
 from streamserve.api.openai.conversation import Conversation
 from streamserve.api.openai.field_names import renamed
@@ -24,7 +25,7 @@ from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.scores import charge_delta
 from streamserve.api.routes import json_response
 from streamserve.extras.ollama.durations import RequestStopwatch
-from streamserve.extras.ollama.json_lines import Emit, JsonLines
+from streamserve.extras.ollama.json_lines import JsonLines
 from streamserve.extras.ollama.schemas import OllamaCall, OllamaFunction, OllamaReply
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import ChoiceDelta, TokenLogprob, Usage
@@ -40,7 +41,6 @@ class AnswerPart:
     logprobs: list[ChatLogprob] = field(default_factory=list)
 
     def add(self, part: "AnswerPart") -> None:
-        """Append a part."""
         self.content += part.content
         self.thinking += part.thinking
         self.calls += part.calls
@@ -70,7 +70,6 @@ class AnswerSink:
             await self._emit(AnswerPart(content=text, logprobs=scores))
 
     async def reasoning(self, text: str) -> None:
-        """Pass on text of the reasoning."""
         if text:
             await self._emit(AnswerPart(thinking=text))
 
@@ -83,7 +82,6 @@ class AnswerSink:
         self._arguments.append(text)
 
     async def call_end(self) -> None:
-        """Pass on the call."""
         await self.close()
 
     async def close(self) -> None:

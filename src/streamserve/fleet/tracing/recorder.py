@@ -63,11 +63,9 @@ class Sink(Protocol):
 
     def add(self, span: TraceSpan) -> None:
         """Add a span."""
-        ...
 
     def close(self) -> None:
         """Close: no more spans follow."""
-        ...
 
 
 @dataclass
@@ -113,7 +111,6 @@ class Recorder:
                 self._end(command.request, now)
 
     def record_work(self, worker: str, work: Sequence[Work]) -> None:
-        """Record the work of a worker."""
         for item in work:
             if item.name == "step":
                 self._add(
@@ -125,7 +122,6 @@ class Recorder:
                 self._instant(item.name, item.request, item.at, worker)
 
     def close(self) -> None:
-        """Close all sinks."""
         for sink in self._sinks:
             try:
                 sink.close()

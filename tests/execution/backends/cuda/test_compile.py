@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import Scale
-from tests.gpu.compile import CAPABILITIES, SHARED_BYTES, Compiled, all_examples
+from tests.gpu.compile import CAPABILITIES, SHARED_BYTES, Compiled
+from tests.gpu.examples import all_examples
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -16,7 +16,7 @@ from streamserve.execution.backends.cuda.device import _in_turn, budget_bytes
 from streamserve.execution.backends.cuda.landing import KVLanding
 from streamserve.execution.compute.kv_cache import KVCache
 from streamserve.execution.compute.memory import HostShare
-from streamserve.execution.loading.device import _check_landing
+from streamserve.execution.loading.device_limits import check_landing
 from streamserve.execution.loading.load import load
 from streamserve.execution.loading.loaded import Loaded, PoolSizes
 from streamserve.protocol.config import ModelConfig
@@ -166,9 +166,9 @@ def test_workers_of_a_device_divide_its_memory(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_host_memory_that_does_not_suffice_is_refused_by_name() -> None:
-    _check_landing(PoolSizes(10, 1 << 20, 0, 0, 100), 10 << 20)
+    check_landing(PoolSizes(10, 1 << 20, 0, 0, 100), 10 << 20)
     with pytest.raises(CheckpointError, match=r"10 MiB, but 9 MiB are free .* --kv-cache-bytes"):
-        _check_landing(PoolSizes(10, 1 << 20, 0, 0, 100), 9 << 20)
+        check_landing(PoolSizes(10, 1 << 20, 0, 0, 100), 9 << 20)
 
 
 @pytest.mark.parametrize("share", [HostShare(0, 2), HostShare()])

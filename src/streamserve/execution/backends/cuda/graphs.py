@@ -38,15 +38,12 @@ class Graphs(Protocol):
     def run(self, shape: Hashable, work: Callable[[], object]) -> None:
         """Run `work`, perhaps by replaying a graph. All calls with one `shape` must pass equal work. It must
         not wait for the device, and must depend only on values in its buffers."""
-        ...
 
     def direct(self, shape: Hashable, work: Callable[[], object]) -> None:
         """Run `work` without a graph, for shapes that a graph would not make faster."""
-        ...
 
     def prepare(self, shape: Hashable, work: Callable[[], object]) -> None:
         """Run `work`, and capture it for later runs."""
-        ...
 
 
 class NoGraphs:

@@ -130,7 +130,6 @@ class Children:
         return [process.pid for process in self._processes]
 
     def send(self, message: Message) -> None:
-        """Send a message to all children."""
         for process in self._processes:
             write(self._input(process), message)
 

@@ -63,7 +63,6 @@ class Fetch:
     event: torch.cuda.Event | None
 
     def wait(self) -> None:
-        """Wait for the device."""
         if self.event is not None:
             self.event.synchronize()
 

@@ -29,11 +29,9 @@ class Shard:
     degree: int
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return the shard's rows of `x`."""
         return x.chunk(self.degree)[self.rank]
 
     def columns(self, x: Tensor) -> Tensor:
-        """Return the shard's columns of `x`."""
         return x.chunk(self.degree, 1)[self.rank].contiguous()
 
 

@@ -76,7 +76,6 @@ class NativeModel(Model):
 
     @property
     def pool(self) -> ThreadPool:
-        """The kernels' thread pool."""
         return self._pool
 
     def forward(

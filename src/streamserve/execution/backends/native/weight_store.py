@@ -25,11 +25,9 @@ class PrivateWeights:
     """Whether all weights are already stored, so that `make` is never called."""
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Make and return the tensor."""
         return make()
 
     def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
-        """Make and return the linear map."""
         return make()
 
 
@@ -80,11 +78,9 @@ class SharedWeights:
         self._region, self._index, self._pool = region, index, pool
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return the stored tensor."""
         return self._region.tensor(self._index.tensors[name])
 
     def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
-        """Return the stored linear map."""
         return NativeLinear.of_stored(self._pool, self._index.linears[name], self._region.tensor)
 
 

@@ -59,16 +59,13 @@ class StoredFormat(Protocol):
     @property
     def weights(self) -> WeightFormat:
         """The format that the matrix is loaded in."""
-        ...
 
     def headers(self, module: str, shape: Shape) -> dict[str, ExpectedTensor]:
         """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
-        ...
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
         """Return the weight of `module`, whose tensors were checked against `headers`. Raises CheckpointError
         for numbers that the format does not have."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,6 @@ class StoredFormats:
         }
 
     def of(self, module: str) -> AnyFormat | None:
-        """Return the format of a module."""
         return self.by_module[module]
 
     @property

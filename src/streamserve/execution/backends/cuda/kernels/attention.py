@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from streamserve.execution.backends.cuda.attention import ITEM_FIELDS, TILES, AttentionWork, padded_group
-from streamserve.execution.backends.cuda.kernels.example import KernelExample
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -371,46 +370,3 @@ def _capability(device: torch.device) -> int:
     """Return the compute capability of a GPU (90 for 9.0); 90 for the interpreter."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     return 10 * major + minor
-
-
-def examples(capability: int) -> list[KernelExample]:
-    """Return example launches: for a model with 32 heads of 128 dimensions, four to a key-value head, on a
-    device of this compute capability."""
-    pointers = dict.fromkeys(("q", "cache", "cache_scales", "out"), "*bf16")
-    pointers |= dict.fromkeys(("tables", "limits", "firsts", "bits", "items", "starts"), "*i32")
-    pointers |= {"partials": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "table_stride": "i32"}
-    pointers |= dict.fromkeys(("qk_scale", "softcap", "v_scale"), "fp32")
-    sizes = {"OUT_STRIDE": 4096, "HEADS": 32, "DIM": 128, "PADDED_DIM": 128}
-    fixed = sizes | {
-        "Q_STRIDE": 6144, "KV_HEADS": 8, "PADDED_GROUP": 4, "BLOCK_SIZE": 16, "PRECISION": "tf32",
-        "ITEM_FIELDS": ITEM_FIELDS, "UPCAST": False,
-    }  # fmt: skip
-    plain = {"SOFTCAP": False, "QUANTIZED": False, "SINKS": False}
-    kinds: dict[str, dict[str, int]] = {
-        "0 nodes": {"WORDS": 0, **plain}, "64 nodes": {"WORDS": 2, **plain},
-        "8 bits": {"WORDS": 0, **plain, "QUANTIZED": True},
-        "cap, sinks": {"WORDS": 0, "SOFTCAP": True, "QUANTIZED": False, "SINKS": True},
-    }  # fmt: skip
-    launches = []
-    for index, tile in enumerate(TILES):
-        for kind, options in kinds.items():
-            launch = choose_launch(
-                tile, 128, torch.bfloat16, capability, options["QUANTIZED"], options["WORDS"] > 0
-            )
-            constants = fixed | {"INDEX": index, "TILE": tile, "KEYS": launch.keys} | options
-            narrow = {"cache": "*i8", "cache_scales": "*fp32"} if options["QUANTIZED"] else {}
-            signature = pointers | narrow | dict.fromkeys(constants, "constexpr")
-            name = f"attend tile {tile}, {kind}"
-            row_bytes = 4 if options["QUANTIZED"] else 16  # vectors of 132 or 256 bytes
-            # A softcap takes 132 registers with Triton 3.9, 128 with 3.6.
-            programs = min(launch.resident, 3) if options["SOFTCAP"] else launch.resident
-            launches.append(
-                KernelExample(
-                    name, _attend, signature, constants, launch.warps, launch.stages, copied=row_bytes,
-                    programs=programs,
-                )
-            )  # fmt: skip
-    constants = sizes | {"PARTS": COMBINED_PARTS, "SINKS": True}
-    signature = {"combine": "*i32", "partials": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32"}
-    signature |= {"out": "*bf16"} | dict.fromkeys(constants, "constexpr")
-    return [*launches, KernelExample("combine", _combine, signature, constants, 4)]

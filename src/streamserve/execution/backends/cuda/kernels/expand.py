@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from streamserve.execution.backends.cuda.kernels.decoding import INTEGERS, decode_part, iq4_table, widen
-from streamserve.execution.backends.cuda.kernels.example import KernelExample
+from streamserve.execution.backends.cuda.kernels.decoding import decode_part, iq4_table, widen
 from streamserve.execution.backends.cuda.packing import Kind, PackedWeight
 
 SCRATCH_BYTES = 64 << 20
@@ -107,16 +106,3 @@ def scratch_of(device: torch.device) -> Tensor:
     """Return the device's scratch memory for expanded weights. It must be allocated before a graph is
     captured (kernels/matrix.py: prepare)."""
     return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=device)
-
-
-def examples(capability: int) -> list[KernelExample]:
-    """Return an example launch: for a matrix of 4096 x 4096 with 4 bits. It does not depend on the device."""
-    del capability
-    signature = {"numbers": "*i16", "scales": "*bf16", "offsets": "*u8", "table": "*fp32", "out": "*bf16"}
-    signature |= {"first": "i32", "outputs": "i32"}
-    constants = {
-        "K": 4096, "WORDS": 1024, "GROUP": 128, "GROUPS": 32, "PART": 64, "PARTS": 4, "ZEROS": True,
-        "KIND": int(INTEGERS), "MINIMUMS": False, "PAIRS": True, "COLUMNS": COLUMNS,
-    }  # fmt: skip
-    signature |= dict.fromkeys(constants, "constexpr")
-    return [KernelExample("expand 4 bits", _expand, signature, constants)]

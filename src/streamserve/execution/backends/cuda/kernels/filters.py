@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from streamserve.execution.backends.cuda.draws import DRAW_WORDS
-from streamserve.execution.backends.cuda.kernels.example import KernelExample
 from streamserve.execution.backends.cuda.kernels.search import BOTH, TOP_K, TOP_P, float64, search, weigh
 
 CHUNK = 2048
@@ -366,34 +365,3 @@ def kernel_sizes(vocabulary: int) -> dict[str, int]:
         "PLAN": PLAN, "NARROW": NARROW, "SLOTS": SLOTS, "CAPACITY": CAPACITY, "SLICE": SLICE,
         "TOKEN_BITS": vocabulary.bit_length(),
     }  # fmt: skip
-
-
-TYPES = {
-    "logits": "*fp32", "draws": "*i32", "peaks": "*fp32", "lows": "*fp32", "finite": "*i32",
-    "thresholds": "*i64", "ranges": "*fp32", "plans": "*i32", "counts": "*i32", "weights": "*fp64",
-    "members": "*i32", "sizes": "*i32", "vocabulary": "i32", "chunks": "i32",
-}  # fmt: skip
-
-
-def example(name: str, kernel, warps: int, types: dict[str, str], **options: bool) -> KernelExample:
-    """Return an example launch of `kernel`: for a vocabulary of 128 Ki tokens."""
-    constants = kernel_sizes(128 << 10) | options
-    names = kernel.arg_names
-    return KernelExample(
-        name, kernel, {name: types[name] for name in names if name in types},
-        {name: constants[name] for name in names if name in constants}, warps,
-        aligned=tuple(name for name in ("vocabulary",) if name in names),
-    )  # fmt: skip
-
-
-def examples(capability: int) -> list[KernelExample]:
-    """Return example launches. They do not depend on the device."""
-    return [
-        example("filters: survey", _survey, WARPS["survey"], TYPES),
-        example("filters: histogram", _histogram, WARPS["histogram"], TYPES),
-        example("filters: bound", _bound, 1, TYPES),
-        example("filters: gather", _gather, WARPS["gather"], TYPES, AGAIN=False),
-        example("filters: bound again", _bound_again, 1, TYPES),
-        example("filters: gather again", _gather, WARPS["gather"], TYPES, AGAIN=True),
-        example("filters: search", search, WARPS["search"], TYPES),
-    ]

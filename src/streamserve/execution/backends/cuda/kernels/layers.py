@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from streamserve.execution.backends.cuda.kernels.example import KernelExample
 from streamserve.execution.model.spec import Clamp
 
 ELEMENTS = 1024
@@ -331,46 +330,3 @@ def gate(gate_up: Tensor, activation: str = "silu", clamp: Clamp | None = None) 
 
 def _warps(elements: int) -> int:
     return min(max(elements // 512, 1), 16)
-
-
-def examples(capability: int) -> list[KernelExample]:
-    """Return example launches: for a model with 4096 hidden dimensions. They do not depend on the device."""
-    b, i, f = "*bf16", "*i32", "fp32"
-    norm = dict.fromkeys(("hidden", "delta", "weight", "post_norm", "out"), b)
-    norm |= {"epsilon": f, "multiplier": f}
-    normed = {"N": 4096, "PADDED_N": 4096, "ADD": True, "NORM": True, "WRITE": True}
-    rotation = dict.fromkeys(("qkv", "head_norm", "cos", "sin", "cache", "cache_scales"), b)
-    rotation |= {"positions": i, "slots": i, "epsilon": f}
-    heads = {
-        "HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "HALF": 64, "REST": 0, "BLOCK_SIZE": 16,
-        "ROTATE": True, "QUANTIZED": False, "GROUP": 8,
-    }  # fmt: skip
-    partial = heads | {"TURNED": 64, "HALF": 32, "REST": 64, "NORM": True, "QUANTIZED": True}
-    gather = dict.fromkeys(("tokens", "results", "sources", "out"), i) | {"rows": "i32"}
-    gates = {"gate_up": b, "out": b, "limit": f, "alpha": f}
-    shape = {"N": 14336, "SIZE": ELEMENTS}
-    return [
-        KernelExample("gather_tokens", _gather_tokens, gather, {"SIZE": 256}),
-        KernelExample(
-            "embed", _embed, {"table": b, "tokens": i, "out": b, "multiplier": f},
-            {"HIDDEN": 4096, "SIZE": ELEMENTS, "SCALED": True},
-        ),
-        KernelExample("add_rms_norm", _add_rms_norm, norm, normed | {"POST": False, "SCALED": False}, 8),
-        KernelExample(
-            "add_rms_norm, norms around", _add_rms_norm, norm | {"weight": "*fp32", "post_norm": "*fp32"},
-            normed | {"POST": True, "SCALED": False}, 8,
-        ),
-        KernelExample(
-            "norm_jointly", _norm_jointly, {"qkv": b, "weight": "*fp32", "epsilon": f, "stride": "i32"},
-            {"FIRST": 4096, "LAST": 5120, "PADDED": 4096}, 8,
-        ),
-        KernelExample("rotate_and_store", _rotate_and_store, rotation, heads | {"NORM": False}, 2),
-        KernelExample("rotate_and_store, normed", _rotate_and_store, rotation, heads | {"NORM": True}, 2),
-        KernelExample(
-            "rotate_and_store, 8 bits", _rotate_and_store,
-            rotation | {"cache": "*i8", "cache_scales": "*fp32"}, partial, 4,
-        ),
-        KernelExample("gate, silu", _gate, gates, shape | {"SILU": True, "CLAMPED": False}),
-        KernelExample("gate, gelu", _gate, gates, shape | {"SILU": False, "CLAMPED": False}),
-        KernelExample("gate, clamped", _gate, gates, shape | {"SILU": True, "CLAMPED": True}),
-    ]  # fmt: skip

@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from streamserve.execution.backends.cuda.kernels.decoding import FLOATS, decode_part, iq4_table, widen
-from streamserve.execution.backends.cuda.kernels.example import KernelExample
 from streamserve.execution.backends.cuda.kernels.expand import multiply_expanded, scratch_of
 from streamserve.execution.backends.cuda.packing import MIN_PART, Kind, PackedWeight
 from streamserve.execution.backends.cuda.routing import Routing, tile_of
@@ -338,57 +337,3 @@ def _capability() -> int:
 def _arrivals(device: torch.device) -> Tensor:
     """Return counters of arrived programs, [MAX_BLOCKS]. They are zero between products."""
     return torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device)
-
-
-def examples(capability: int) -> list[KernelExample]:
-    """Return example launches: for a 4096 x 4096 matrix on a device of this compute capability."""
-    b, i = "*bf16", "*i32"
-    pointers = {"x": b, "numbers": "*i16", "scales": b, "offsets": "*u8", "bias": b, "table": "*fp32"}
-    pointers |= {"out": b, "partials": "*fp32", "rows": "i32", "x_stride": "i32"}
-    pointers |= dict.fromkeys(("order", "experts", "firsts", "counts", "arrivals"), i)
-    fixed = {
-        "N": 4096, "K": 4096, "GROUP": 128, "GROUPS": 32, "PART": 64, "ZEROS": False,
-        "MINIMUMS": False, "BIAS": False, "ROUTED": False, "SHARED": 1, "SPLITS": 1, "PRECISION": "tf32",
-        "UPCAST": False, "PAIRS": True,
-    }  # fmt: skip
-    small = {"PART": 32, "GROUP": 32, "GROUPS": 128, "RUN": 1}
-    four = {"KIND": int(Kind.INTEGERS), "WORDS": 1024, "PARTS": 4, "RUN": 2}
-    eight = {"KIND": int(Kind.INTEGERS), "WORDS": 2048, "PARTS": 2, "RUN": 2}
-    routed = {"ROUTED": True, "SHARED": 4, "BIAS": True}
-    kinds = {
-        "4 bits": four | {"ZEROS": True, "SPLITS": 4},
-        "4 bits, groups of 64": four | {"ZEROS": True, "RUN": 1, "GROUP": 64, "GROUPS": 64},
-        "4 bits, minimums": four | small | {"MINIMUMS": True},
-        "8 bits, groups of 16": eight | small | {"PART": 16, "GROUP": 16, "GROUPS": 256},
-        "8 bits": eight,
-        "fp8": eight | {"KIND": int(Kind.E4M3)},
-        "iq4": four | small | {"KIND": int(Kind.IQ4), "PAIRS": False},
-    }
-    experts = {
-        "experts in mxfp4": four | routed | small | {"KIND": int(Kind.MXFP4)},
-        "experts in bf16": routed
-        | {"KIND": int(Kind.FLOATS), "WORDS": 4096, "PARTS": 1, "RUN": 1, "PAIRS": False},
-    }
-    launches, every = [], kinds | experts
-    chosen = {1: every, 64: ("4 bits", "4 bits, groups of 64", *experts), 512: ("4 bits, minimums", "iq4")}
-    for rows, names in chosen.items():
-        for kind in names:
-            constants = fixed | every[kind]
-            launch = choose_launch(rows, constants["PART"], torch.bfloat16, capability)
-            constants |= {"ROWS": launch.rows, "COLUMNS": launch.columns}
-            signature = pointers | dict.fromkeys(constants, "constexpr")
-            signature |= {"offsets": "*fp32"} if constants["MINIMUMS"] else {}
-            signature |= {"scales": "*u8"} if constants["KIND"] == Kind.MXFP4 else {}
-            signature |= {"numbers": b} if constants["KIND"] == Kind.FLOATS else {}
-            name = f"multiply {launch.rows} rows, {kind}"
-            shape = (launch.warps, launch.stages, ("x_stride",))
-            programs = 2 if rows > 1 and constants["ZEROS"] else 1
-            launches.append(KernelExample(name, _multiply, signature, constants, *shape, programs=programs))
-    combine = {"outputs": b, "shares": "*fp32", "shared": b, "out": b}
-    return [
-        *launches,
-        KernelExample(
-            "combine experts", _combine_experts, combine,
-            {"N": 4096, "CHOSEN": 4, "SHARED": True, "SIZE": ELEMENTS},
-        ),
-    ]  # fmt: skip

@@ -14,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 
 from streamserve.execution.backends.cuda.kernels import filters
-from streamserve.execution.backends.cuda.kernels.example import KernelExample
 from streamserve.execution.backends.cuda.kernels.search import float64, rank
 
 ERROR = tl.constexpr(1e-3)
@@ -159,12 +158,3 @@ def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
     }  # fmt: skip
     filters.launch(_estimate, (rows, chunks), arguments, "estimate")
     filters.launch(_choose, (rows,), arguments, "choose")
-
-
-def examples(capability: int) -> list[KernelExample]:
-    """Return example launches. They do not depend on the device."""
-    types = filters.TYPES | {"estimates": "*fp32", "out": "*i32"}
-    return [
-        filters.example("choose: estimate", _estimate, filters.WARPS["estimate"], types),
-        filters.example("choose", _choose, filters.WARPS["choose"], types),
-    ]

@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from streamserve.execution.backends.cuda.kernels.example import KernelExample
-
 
 @triton.jit
 def _walk(
@@ -87,14 +85,3 @@ def compact(data: Tensor, slots: Tensor, firsts: Tensor, paths: Tensor, lengths:
         KV_HEADS=kv_heads, BLOCK_SIZE=block_size, DIM=dim, PADDED_DIM=triton.next_power_of_2(dim),
         DEPTH=paths.shape[1], num_warps=1,
     )  # fmt: skip
-
-
-def examples(capability: int) -> list[KernelExample]:
-    """Return example launches: for trees of up to eight levels. They do not depend on the device."""
-    walked = ("chosen", "tokens", "parents", "firsts", "tokens_out", "paths_out", "lengths_out")
-    moved = {"data": "*bf16"} | dict.fromkeys(("slots", "firsts", "paths", "lengths"), "*i32")
-    sizes = {"KV_HEADS": 8, "BLOCK_SIZE": 16, "DIM": 128, "PADDED_DIM": 128, "DEPTH": 8}
-    return [
-        KernelExample("walk_trees", _walk, dict.fromkeys(walked, "*i32"), {"DEPTH": 8, "NODES": 64}, 1),
-        KernelExample("compact", _compact, moved | {"layer_stride": "i64"}, sizes, 1),
-    ]
