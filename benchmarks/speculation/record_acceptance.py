@@ -20,7 +20,8 @@ from benchmarks.options import cache, parse, pick
 from benchmarks.recorded import Node, Recording, pack
 from benchmarks.speculation.speculation import FAMILIES, TASKS
 from streamserve import embedded
-from streamserve.baselines.speculation import SPECINFER, parse_policy
+from streamserve.baselines.fixed import SPECINFER
+from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
 from streamserve.engine.engine import Engine

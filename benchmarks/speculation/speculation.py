@@ -31,7 +31,8 @@ from benchmarks.options import cache, parse, pick
 from benchmarks.report import commit
 from benchmarks.speculation.speculation_report import report
 from streamserve import embedded
-from streamserve.baselines.speculation import fixed_shape, parse_policy
+from streamserve.baselines.fixed import fixed_shape
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.formats.inflate import ModelShape, inflate
 from streamserve.execution.loading.load import load

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.api.generator import Item
-from streamserve.api.metrics.metrics import strictness
+from streamserve.api.metrics.slo_classes import strictness
 from streamserve.api.settings import ApiSettings
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from streamserve.baselines import adaserve
 from streamserve.baselines.adaserve import token_budget
-from streamserve.baselines.speculation import NAMES, SPECINFER, fixed_shape, parse_policy
+from streamserve.baselines.fixed import SPECINFER, fixed_shape
+from streamserve.baselines.speculation import NAMES, parse_policy
 from streamserve.contracts.tree import chain
 from streamserve.speculation.outlook import Candidate, DraftedStep, Outlook
 from streamserve.speculation.shapes import PLAIN, TreeShape, fit

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.draft_service.target.synced import rebase
+from streamserve.draft_service.target.rebase import rebase
 from tests.speculation.strategies import trees
 
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.fleet.endings import ending_of, oom_kills, rose
+from streamserve.fleet.endings import ending_of
 from streamserve.fleet.events import Ending, Kill, Open, Refuse, Send, Tick, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.quarantine import MAX_KILLS
 from streamserve.protocol.messages import Events, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.system.oom_kills import oom_kills, rose
 from tests.fleet.fakes import OPEN, READY, W, started
 
 ENDINGS: tuple[Ending, ...] = ("fault", "outside", "unclear")

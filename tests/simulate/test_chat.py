@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamserve.fleet import kv_transfers
+from streamserve.fleet import kv_writeback as writebacks
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.worker_state import Topology, pairs, pools
@@ -60,7 +60,7 @@ def test_a_finished_answer_returns_to_where_the_next_turn_is_computed(topology: 
 def test_before_the_writeback_the_next_turn_is_computed_where_its_kv_is(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_transfers, "MAX_WRITEBACKS", 0)
+    monkeypatch.setattr(writebacks, "MAX_WRITEBACKS", 0)
     simulation = run_simulation(topology, [5] * 10)
     assert hits(simulation, "decode-0") == 128
     assert transfer_report(simulation, "decode-0").received == 1, "the second turn was not moved"

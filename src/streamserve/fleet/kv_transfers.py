@@ -2,8 +2,7 @@
 
 - of open requests, from prefill to decode workers (reservations.py);
 - of prompt streams while they arrive (stream_pushes.py);
-- of finished requests, back to prefill workers (`begin_writeback`): the next turn of a chat then finds the
-  blocks of its history in the prefill worker's cache.
+- of finished requests, back to prefill workers (kv_writeback.py).
 """
 
 from collections import ChainMap
@@ -11,11 +10,12 @@ from collections import ChainMap
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.cache_copies import CacheCopies
 from streamserve.fleet.events import Command, Send
+from streamserve.fleet.kv_writeback import begin_writeback
 from streamserve.fleet.request_status import RequestStatus
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.reservations import ReservationBook
 from streamserve.fleet.stream_pushes import StreamPushes
-from streamserve.protocol.messages import Deferred, RequestKind, Reserved, TransferUpdate
+from streamserve.protocol.messages import Deferred, Reserved, TransferUpdate
 from streamserve.protocol.transfers import Hold, Push
 
 
@@ -108,33 +108,3 @@ class KVTransfers:
                 request.arriving.pushed = 0
         for name in self.copies.of(worker):
             self.end_copy(name, False, now, worker)
-
-
-MAX_WRITEBACKS = 16
-"""The maximum number of concurrent write-backs; further write-backs are skipped."""
-
-
-def begin_writeback(
-    request: OpenRequest, availability: Availability, copies: CacheCopies, now: float
-) -> None:
-    """Start the write-back of a finished request's full blocks to its prefill worker: a cache copy. Skipped
-    for requests with several choices, which are rarely chats, and if the prefill worker has all full blocks
-    already."""
-    workers, writer = availability.workers, request.decode or request.worker
-    owner = request.worker if request.decode else availability.topology.prefill_of(writer or "")
-    outputs = list(request.outputs.values())
-    if (
-        not writer
-        or not owner
-        or len(outputs) != 1
-        or copies.count(RequestKind.WRITEBACK) >= MAX_WRITEBACKS
-        or request.isolated
-    ):
-        return
-    if not (workers[writer].ready and workers[owner].ready) or workers[owner].draining:
-        return
-    size, opened = workers[writer].block_size, request.opened
-    tokens = opened.prompt + outputs[0][:-1]  # the last output token was never computed: it has no KV
-    tokens = tokens[: len(tokens) // size * size]
-    if len(tokens) // size > len(opened.prompt) // size:
-        copies.begin(RequestKind.WRITEBACK, tokens, opened.cache_salt, writer, owner, now, opened.adapter)

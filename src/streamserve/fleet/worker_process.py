@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from streamserve.fleet.child_process import ChildProcess, start_program
-from streamserve.fleet.endings import ending_of, oom_kills, rose, status_in_words
+from streamserve.fleet.endings import ending_of, status_in_words
 from streamserve.fleet.events import Heartbeat, Retire, Start, WorkerDead, WorkerLost
 from streamserve.fleet.fork_server import fork_server
 from streamserve.fleet.launcher import Launch, Launched
@@ -26,6 +26,7 @@ from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 from streamserve.protocol.lease import LEASE
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE, pytorch_bounds
+from streamserve.system.oom_kills import oom_kills, rose
 
 STOP_SECONDS = 10.0
 LIFE_SECONDS = 2.0

@@ -4,7 +4,7 @@ receive ─▶ inbox ─▶ begin turn ── the executor's seconds, in virtual
 KV that lands ────▶ begin turn
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,11 +12,9 @@ from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.contracts.engine_config import EngineConfig
-from streamserve.contracts.plan import Drafter, StepPlan
+from streamserve.contracts.plan import Drafter
 from streamserve.engine.engine import Engine
-from streamserve.engine.observer import Journal, StepPhase
 from streamserve.engine.ports import EnginePorts
-from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.worker_loop import REPORT_SECONDS, WorkerLoop, wait_seconds
 from streamserve.fleet.events import Heartbeat
 from streamserve.protocol.config import Role
@@ -32,66 +30,9 @@ from streamserve.protocol.transfers import CacheAddress
 from streamserve.simulate.clock import Action, VirtualClock
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.faults import FaultInjector, FaultObserver, InjectedCrash, PoisonPhase
+from streamserve.simulate.journal import SimulatedJournal
 from streamserve.simulate.transport import LAYERS, Pool, SimulatedTransport
 from streamserve.speculation.controller import Speculation
-
-
-class SimulatedJournal(Journal):
-    """The present work of one worker, as a real worker records it in its journal. `on_phase` is called with
-    each request and the phase that it reaches. It raises InjectedCrash if that crashes the worker."""
-
-    def __init__(self, on_phase: Callable[[str, PoisonPhase], None]) -> None:
-        self._on_phase = on_phase
-        self.phase = ""
-        self.suspects: frozenset[int] | None = frozenset()
-        self.step: tuple[str, frozenset[int] | None] = ("", frozenset())
-        """The latest step's phase and members: the step is being computed until its time is over."""
-        self.predicted = 0.0
-
-    def note(self, message: ToEngine) -> None:
-        attempt = getattr(message, "attempt", None)
-        self._note("message", frozenset(() if attempt is None else (attempt,)))
-
-    def enter(
-        self,
-        phase: StepPhase,
-        members: Sequence[EngineSequence] | None,
-        predicted: float = 0.0,
-        plan: StepPlan | None = None,
-    ) -> None:
-        self._note(phase, None if members is None else frozenset(s.attempt for s in members))
-        if phase in ("run", "verify", "swap"):
-            self.step, self.predicted = (phase, self.suspects), predicted
-        for request, reached in _phases_reached(phase, members or (), plan):
-            self._on_phase(request, reached)
-
-    def leave(self, moving: Sequence[EngineSequence]) -> None:
-        self._note("transfer" if moving else "", frozenset(s.attempt for s in moving))
-        for sequence in moving:
-            self._on_phase(sequence.request, "transfer")
-
-    def _note(self, phase: str, suspects: frozenset[int] | None) -> None:
-        self.phase, self.suspects = phase, suspects
-
-
-def _phases_reached(
-    phase: StepPhase, members: Sequence[EngineSequence], plan: StepPlan | None
-) -> Iterator[tuple[str, PoisonPhase]]:
-    """Yield the requests, and the phases that they reach in the terms of a Poison."""
-    if phase == "draft":
-        yield from ((sequence.request, "draft") for sequence in members)
-    if plan is None or phase == "commit":
-        return
-    spans = {span.sequence: span for span in plan.spans}
-    for sequence in members:
-        span = spans.get(sequence.id)
-        if span is None:
-            if phase == "swap":
-                yield sequence.request, "swap"
-            continue
-        yield sequence.request, "decode" if sequence.decoding else "prefill"
-        if span.tree is not None and len(span.tree) > 1:
-            yield sequence.request, "verify"
 
 
 @dataclass(frozen=True)

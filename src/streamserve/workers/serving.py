@@ -1,70 +1,19 @@
-"""A worker's turns for one head: messages come in, events and reports go out. An agent may lose its head and
-adopt the worker for another head:
-
-serving ── Leave ──▶ requests removed, nothing written elsewhere ── Left ──▶ waiting ── Adopt ──▶ serving
-                                                                               └─ Stop, pipe closed ─▶ end
-"""
+"""A worker's turns for one head: messages come in, events and reports go out."""
 
 import logging
 import time
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from streamserve.engine.engine import Engine
 from streamserve.engine.worker_loop import WorkerLoop, wait_seconds
-from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.messages import (
-    Adopt,
-    Edit,
-    Events,
-    FromWorker,
-    Leave,
-    Left,
-    Stop,
-    Submit,
-    ToEngine,
-    Traced,
-)
+from streamserve.protocol.messages import Adopt, Events, Leave, Stop
 from streamserve.protocol.reports import Report
-from streamserve.protocol.transfers import Join
 from streamserve.workers.grammar_queue import GrammarQueue
-from streamserve.workers.kv_ports import KVPorts
 from streamserve.workers.link import WorkerLink
 from streamserve.workers.output_keeper import OutputKeeper
 from streamserve.workers.profile_refresh import ProfileRefresher
-
-SECONDS = 60.0
-
-
-class ThroughputLog:
-    """Compares the reports of a worker once a minute."""
-
-    def __init__(self, report: Report, now: float) -> None:
-        self._last = report
-        self._since = now
-
-    def line(self, report: Report, now: float) -> str | None:
-        """Return the line for the time since the last line.
-
-        None before a minute has passed, and if the engine has made no steps since.
-        """
-        if now - self._since < SECONDS:
-            return None
-        last, self._last, self._since = self._last, report, now
-        steps, busy = report.steps - last.steps, report.step_seconds - last.step_seconds
-        if not steps or busy <= 0:
-            return None
-        generated = report.generation_tokens - last.generation_tokens
-        prompt = report.prompt_tokens - last.prompt_tokens
-        text = f"{steps} steps in {busy:.1f} s: {generated / busy:.0f} tokens/s, {prompt} prompt tokens"
-        if report.step_floor_seconds is None or last.step_floor_seconds is None:
-            return text
-        return (
-            f"{text}, step floor at {(report.step_floor_seconds - last.step_floor_seconds) / busy:.0%} "
-            "of step time"
-        )
-
+from streamserve.workers.server_clock import to_local, to_server
+from streamserve.workers.throughput_log import ThroughputLog
 
 logger = logging.getLogger(__name__)
 
@@ -131,50 +80,3 @@ def _wait_milliseconds(engine: Engine, grammar_queue: GrammarQueue) -> int:
     seconds = wait_seconds(engine.has_work, engine.stalled, engine.transfers.busy)
     wait = round(1000 * seconds)
     return min(wait, COMPILING_MILLISECONDS) if grammar_queue.waiting else wait
-
-
-def to_local(message: ToEngine, offset: float) -> ToEngine:
-    """Return a message from the server with times of this machine's clock."""
-    if not offset:
-        return message
-    match message:
-        case Submit():
-            began = {choice: at - offset for choice, at in message.began.items()}
-            return replace(message, arrival=message.arrival - offset, began=began)
-        case Edit():
-            return replace(message, arrival=message.arrival - offset)
-        case Join():
-            return replace(message, began={choice: at - offset for choice, at in message.began.items()})
-        case _:
-            return message
-
-
-def to_server(message: FromWorker, offset: float) -> FromWorker:
-    """Return a message to the server with times of the server's clock."""
-    if not offset or not isinstance(message, Traced):
-        return message
-    return Traced([replace(work, at=work.at + offset) for work in message.work])
-
-
-def between_heads(engine: Engine, kv: KVPorts, link: WorkerLink) -> Adopt | None:
-    """Leave a head and wait for the next one. Weights and the prefix cache stay.
-
-    Returns the message of the next head, or None if this worker must end.
-    """
-    kv.leave()
-    engine.leave()
-    link.send(Left())
-    logger.info("no head: this worker keeps its weights and its prefix cache for the next head")
-    while True:
-        message = link.receive(None)
-        if isinstance(message, Adopt):
-            return message
-        if isinstance(message, Stop):
-            return None
-
-
-def join(config: WorkerConfig, engine: Engine, kv: KVPorts) -> None:
-    """Join the head that sent this configuration. Raises TransferError if KV cannot be exchanged as
-    configured."""
-    kv.join(config)
-    engine.attach(kv.transport, kv.cache, config.worker)

@@ -50,6 +50,7 @@ from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.pools import Pools
 from streamserve.workers.crash import write_report
 from streamserve.workers.grammar_queue import GrammarQueue
+from streamserve.workers.heads import between_heads, join
 from streamserve.workers.journal import Signs, StepJournal
 from streamserve.workers.kv_ports import KVPorts, memory_of
 from streamserve.workers.link import WorkerLink
@@ -57,7 +58,7 @@ from streamserve.workers.output_keeper import OutputKeeper
 from streamserve.workers.pinning import pin_threads
 from streamserve.workers.profile_refresh import ProfileRefresher, command_of
 from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
-from streamserve.workers.serving import Serving, between_heads, join, serve
+from streamserve.workers.serving import Serving, serve
 from streamserve.workers.signs import signs_of
 from streamserve.workers.tracer import Tracer
 

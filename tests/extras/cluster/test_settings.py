@@ -19,7 +19,7 @@ from streamserve.settings.cluster import check_visible_keys, resolve_join
 from streamserve.settings.options import SECRETS, SettingsError
 from streamserve.settings.resolve import resolve
 from streamserve.settings.server_config import ServerConfig
-from streamserve.workers.serving import to_local, to_server
+from streamserve.workers.server_clock import to_local, to_server
 from tests.extras.cluster.fakes import key_file
 
 

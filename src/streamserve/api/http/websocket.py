@@ -17,7 +17,8 @@ from websockets.protocol import State
 
 from streamserve.api.http.connection_limits import Connections, address
 from streamserve.api.http.memory import MemoryAccount
-from streamserve.api.http.slices import ReceivedData, Slices
+from streamserve.api.http.received import ReceivedData
+from streamserve.api.http.slices import Slices
 from streamserve.api.http.timer import Timer
 from streamserve.protocol.errors import RequestError
 

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from streamserve.api.metrics.fleet_metrics import FleetMetrics
+from streamserve.api.metrics.slo_classes import strictness
 from streamserve.api.metrics.worker_metrics import LABEL, PREFIX, WorkerMetrics, family
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.errors import PromptChanged, RequestError
@@ -313,15 +314,3 @@ def _renamed(metric: Metric) -> Metric:
         Sample(sample.name.replace(PREFIX, VLLM_PREFIX, 1), *sample[1:]) for sample in metric.samples
     ]
     return copy
-
-
-CLASSES = (5, 10, 20, 30, 50, 100, 200, 500, 1000)
-"""Upper bounds of the metrics' SLO classes, in milliseconds per token."""
-
-
-def strictness(slo: Slo) -> str:
-    """Return the SLO class under which a request with these targets is counted."""
-    if slo.tpot_ms is None:
-        return "ttft"
-    end = next((end for end in CLASSES if slo.tpot_ms <= end), None)
-    return f"tpot>{CLASSES[-1]}ms" if end is None else f"tpot<={end}ms"

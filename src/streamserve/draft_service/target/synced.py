@@ -13,6 +13,7 @@ import msgspec
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.answers import LOST_IN_A_ROW, Fault, validated_tree
+from streamserve.draft_service.target.rebase import rebase
 from streamserve.protocol.drafting import Delta, Draft
 from streamserve.protocol.sampling import SamplingParams
 
@@ -271,29 +272,3 @@ def needed_params(params: SamplingParams) -> SamplingParams:
     """Return the parameters that a drafter needs. Grammars and log-probabilities are not needed; stop strings
     are private to the target."""
     return msgspec.structs.replace(params, grammar=None, stop=(), logprobs=None, prompt_logprobs=None, n=1)
-
-
-def rebase(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
-    """Return the subtree of `tree` below the path `tokens`, which were committed since the tree was
-    requested. None if the tree does not contain this path, or ends with it."""
-    if not tokens:
-        return tree if len(tree) > 1 else None
-    path = tree.follow(tokens)
-    if len(path) <= len(tokens):
-        return None
-    root = path[-1]
-    below = {root}
-    for node in range(root + 1, len(tree)):
-        if tree.parents[node] in below:
-            below.add(node)
-    if len(below) == 1:
-        return None
-    nodes = sorted(below)
-    index = {node: number for number, node in enumerate(nodes)}
-    root_accept = tree.accept[root] or 1.0
-    return TokenTree(
-        tuple(tree.tokens[node] for node in nodes),
-        (-1, *(index[tree.parents[node]] for node in nodes[1:])),
-        (1.0, *(tree.scores[node] for node in nodes[1:])),
-        (1.0, *(min(1.0, tree.accept[node] / root_accept) for node in nodes[1:])),
-    )

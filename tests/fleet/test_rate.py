@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamserve.fleet.admission import Rate
+from streamserve.fleet.rate import Rate
 
 
 def test_expected_seconds_follow_the_rate() -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from streamserve.protocol.reports import Report
-from streamserve.workers.serving import SECONDS, ThroughputLog
+from streamserve.workers.throughput_log import SECONDS, ThroughputLog
 
 NOTHING = Report(
     running=0, waiting=0, blocks_total=1, blocks_live=0, steps=0, prompt_tokens=0, generation_tokens=0,

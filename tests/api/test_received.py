@@ -6,7 +6,8 @@ import weakref
 
 import pytest
 
-from streamserve.api.http.slices import ReceivedData, Slices
+from streamserve.api.http.received import ReceivedData
+from streamserve.api.http.slices import Slices
 from streamserve.api.http.timer import Timer
 
 
