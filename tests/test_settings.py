@@ -23,6 +23,7 @@ from streamserve.settings.commands import Use, acting, other_options
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve, to_toml
 from streamserve.settings.server_config import ServerConfig
+from streamserve.settings.several import resolve_served
 from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}
@@ -213,6 +214,12 @@ def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("")
     with pytest.raises(CheckpointError, match=r"has no config.json: give the folder that contains it"):
         resolve(str(tmp_path), environ=NONE)
+
+
+def test_the_home_of_an_unknown_user_is_named() -> None:
+    for resolved in (resolve, lambda model, environ: resolve_served([f"name={model}"], {}, None, environ)):
+        with pytest.raises(CheckpointError, match="there is no folder ~no-such-user/model"):
+            resolved("~no-such-user/model", environ=NONE)
 
 
 def test_every_option_has_a_help_text() -> None:
