@@ -1,6 +1,7 @@
 """The files in deploy/: the commands exist, names that refer to each other agree, and the manifests have the
 form that Kubernetes requires. No container engine and no cluster runs here."""
 
+import re
 import shlex
 import shutil
 import socket
@@ -180,6 +181,13 @@ def test_the_compose_file_names_what_it_defines() -> None:
     (port,) = COMPOSE["services"]["head"]["ports"]
     assert port.startswith("127.0.0.1:"), "other machines reach it only if it is configured"
     assert set(COMPOSE["secrets"]) == {"cluster.key", "api-keys", "admin-keys"}
+
+
+def test_systemd_leaves_the_workers_to_the_server() -> None:
+    guide = (DEPLOY.parent / "docs" / "operations" / "running.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```ini\n(.*?)```", guide, re.DOTALL)
+    for unit in (example, *(unit.read_text(encoding="utf-8") for unit in UNITS)):
+        assert {"KillMode=mixed", "OOMPolicy=continue"} <= set(unit.splitlines())
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")

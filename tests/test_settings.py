@@ -1,6 +1,8 @@
 """Settings come from flags, environment and a file, in this order; errors name the setting and its source."""
 
 import math
+import os
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from streamserve import __version__, embedded
 from streamserve.cli.answers import only_adapter
 from streamserve.cli.main import app
 from streamserve.execution.formats.inflate import ModelShape, inflate
+from streamserve.protocol import files
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.numbers import plain
@@ -20,6 +23,7 @@ from streamserve.settings.commands import Use, acting, other_options
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve, to_toml
 from streamserve.settings.server_config import ServerConfig
+from streamserve.settings.several import resolve_served
 from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}
@@ -158,6 +162,48 @@ def test_bad_variables_and_files_are_named(tmp_path: Path) -> None:
         resolve("embedded", config=tmp_path / "bad.toml", environ=NONE)
 
 
+ODD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (os.mkfifo, "nothing arrived from it within|it is a pipe, a device or a socket"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "it has more than|it is a pipe, a device"),
+    "a folder": (lambda path: path.mkdir(), "Is a directory"),
+    "a gigabyte": (lambda path: (path.touch(), os.truncate(path, 1 << 30)), "it has more than"),
+}
+"""How to make files that no setting can have, and the reason of the refusal."""
+FILE_SETTINGS: dict[str, dict[str, str]] = {
+    "config": {},
+    "api_key_file": {},
+    "admin_key_file": {},
+    "ssl_certfile": {},
+    "join_key": {"launcher": "join", "join_clients": "key"},
+    "join_clients": {"launcher": "join", "join_key": "key"},
+    "draft_key": {"draft": f"tcp://{'0' * 64}@127.0.0.1:7000"},
+}
+"""Settings that name files, and the other settings that each needs."""
+
+
+@pytest.mark.parametrize("kind", ODD_FILES)
+@pytest.mark.parametrize("setting", FILE_SETTINGS)
+def test_an_odd_file_in_a_setting_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, kind: str
+) -> None:
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.02)
+    monkeypatch.chdir(tmp_path)
+    Path("key").write_text(f"public = {'0' * 64}\nsecret = {'1' * 64}\n", encoding="utf-8")
+    make, reason = ODD_FILES[kind]
+    make(Path("odd"))
+    given = FILE_SETTINGS[setting] | {setting: "odd"}
+    config = given.pop("config", None)
+    with pytest.raises(SettingsError, match=rf"odd.*({reason})"):
+        resolve("embedded", given, config, NONE)
+
+
+def test_a_file_nested_without_end_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f"port = {'[' * 5000}")
+    with pytest.raises(SettingsError, match="is nested too deeply"):
+        resolve("embedded", config=file, environ=NONE)
+
+
 @pytest.mark.parametrize("model", ["/no/such/folder", "embeded", "a/b/c", __file__])
 def test_a_missing_model_is_named(model: str) -> None:
     with pytest.raises(CheckpointError, match=model):
@@ -168,6 +214,12 @@ def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("")
     with pytest.raises(CheckpointError, match=r"has no config.json: give the folder that contains it"):
         resolve(str(tmp_path), environ=NONE)
+
+
+def test_the_home_of_an_unknown_user_is_named() -> None:
+    for resolved in (resolve, lambda model, environ: resolve_served([f"name={model}"], {}, None, environ)):
+        with pytest.raises(CheckpointError, match="there is no folder ~no-such-user/model"):
+            resolved("~no-such-user/model", environ=NONE)
 
 
 def test_every_option_has_a_help_text() -> None:

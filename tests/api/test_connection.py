@@ -150,6 +150,52 @@ def test_a_client_that_does_not_read_is_dropped(generator: ScriptedGenerator, st
         assert server.http.get("/ping").status_code == 200
 
 
+WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+SMALL = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+UPGRADE = (
+    b"GET /v1/streams/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("later", [b"", WHOLE, SMALL, SMALL * 3, UPGRADE], ids=len)
+def test_a_request_ends_with_its_connection_whatever_was_pipelined_after_it(
+    generator: ScriptedGenerator, later: bytes
+) -> None:
+    begun, ended = [], []
+
+    async def endless(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        begun.append(1)
+        try:
+            while True:
+                yield ChoiceDelta(0, "x", (72,))
+                await asyncio.sleep(0.01)
+        finally:
+            ended.append(1)
+
+    with scripted(generator.replaced(script=endless)) as server:
+        with connected(server) as client:
+            client.sendall(WHOLE)
+            until(lambda: bool(begun))
+            client.sendall(later)
+            if later == UPGRADE:  # refused, and the connection ends
+                assert read_all(client).startswith(b"HTTP/1.1 400 ")
+            else:
+                time.sleep(0.1)
+        until(lambda: bool(ended), 5.0)
+        assert (len(begun), len(ended)) == (1, 1)
+
+
+def test_a_socket_may_be_opened_after_a_reply(generator: ScriptedGenerator) -> None:
+    with scripted(generator) as server, connected(server) as client:
+        client.sendall(SMALL)
+        reply = b""
+        while not reply.endswith(b"]}"):
+            reply += client.recv(65536)
+        client.sendall(UPGRADE)
+        assert client.recv(65536).startswith(b"HTTP/1.1 101 ")
+
+
 def test_a_client_that_reads_slowly_is_served(generator: ScriptedGenerator) -> None:
     async def long(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for _ in range(200):

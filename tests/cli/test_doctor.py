@@ -168,6 +168,14 @@ def test_a_folder_is_judged_by_the_parent_that_exists(
     assert folder_finding("cache", tmp_path, "slower", "CACHE").verdict == Verdict.SLOW
 
 
+def test_a_folder_that_cannot_be_looked_at_is_reported(tmp_path: Path) -> None:
+    finding = folder_finding("cache", tmp_path / ("x" * 300) / "streamserve", "slower", "CACHE")
+    assert (finding.verdict, finding.advice) == (Verdict.SLOW, "set CACHE to another folder")
+    assert finding.text.endswith("cannot be used (File name too long): slower")
+    missing = folder_finding("cache", tmp_path / "a" / "b", "slower", "CACHE")
+    assert missing.text.startswith(f"{tmp_path}/a/b: ")
+
+
 @pytest.mark.parametrize(("folder", "verdict"), [("kept", Verdict.OK), ("file/kept", Verdict.SLOW)])
 def test_where_gpu_kernels_are_kept(
     folder: str, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,8 @@ def test_a_file_follows_the_prompt(tmp_path: Path) -> None:
     assert _text("Summarize:", page) == "Summarize:\n\nA ship.\n"
     assert _text(None, page) == "A ship.\n"
     assert _text("Hello", None) == "Hello"
+    page.write_bytes(b"one\r\ntwo\rthree\n")
+    assert _text(None, page) == "one\ntwo\nthree\n"
 
 
 @pytest.mark.parametrize(

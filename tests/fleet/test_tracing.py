@@ -1,6 +1,8 @@
 """Requests are traced: spans in virtual time, a timeline file, and OpenTelemetry traces."""
 
+import contextlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,6 +125,25 @@ def test_a_timeline_is_what_chrome_reads(tmp_path: Path) -> None:
     assert {"queued", "prompt", "transfer", "decode", "request"} <= set(started)
     assert {event["id"] for event in events if event.get("ph") == "b"} == {"r"}
     assert {"submitted", "output 0", "finishing"} <= {e["name"] for e in events if e.get("ph") == "n"}
+
+
+def test_a_timeline_never_waits_for_the_reader_of_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "timeline"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device or address"):
+        Timeline(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    timeline = Timeline(pipe)
+
+    def fill() -> None:
+        for number in range(10_000):  # a pipe holds some hundred lines
+            timeline.add(TraceSpan("queued", "front", f"r{number}", 0.0, 1.0))
+
+    with pytest.raises(BlockingIOError):
+        fill()
+    with contextlib.suppress(OSError):  # closing writes the line that did not fit
+        timeline._file.close()
+    os.close(reader)
 
 
 def test_a_request_is_one_trace_of_opentelemetry() -> None:

@@ -3,6 +3,8 @@
 Each finding is derived from values that are read elsewhere, so that tests can describe any machine.
 """
 
+import contextlib
+import errno
 import os
 import platform
 import resource
@@ -119,8 +121,12 @@ def address_finding(host: str, port: int) -> Finding:
 def folder_finding(subject: str, folder: Path, without: str, variable: str) -> Finding:
     """Return whether a cache folder, or its first existing parent, can be written and has free space.
     `without` is the consequence of having no folder; `variable` is the environment variable that moves it."""
-    present = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(present).free
+    try:
+        present = _nearest(folder)
+        free = shutil.disk_usage(present).free
+    except OSError as error:  # it may be in a folder of another user, or its name may be too long
+        reason = f"{folder} cannot be used ({error.strerror}): {without}"
+        return Finding(Verdict.SLOW, subject, reason, f"set {variable} to another folder")
     text = f"{folder}: {free / 1e9:.1f} GB free"
     if not (present.is_dir() and os.access(present, os.W_OK | os.X_OK)):
         return Finding(
@@ -137,6 +143,15 @@ def folder_finding(subject: str, folder: Path, without: str, variable: str) -> F
             f"free disk space, or set {variable} to another folder",
         )
     return Finding(Verdict.OK, subject, text)
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or its first parent that exists. Raises OSError if that cannot be determined."""
+    for path in (folder, *folder.parents):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
 
 
 def sockets_finding() -> Finding:

@@ -19,8 +19,12 @@ from streamserve.cli.answers import (
 )
 from streamserve.cli.flags import Config, Flags, PrintConfig, settings_for, with_flags
 from streamserve.cli.help import setting_groups
+from streamserve.protocol.files import read_file
 from streamserve.settings.commands import other_options
 from streamserve.settings.options import SettingsError
+
+MAX_FILE_BYTES = 64 << 20
+"""Maximum size of the file in the prompt, in bytes: far more than the longest context has."""
 
 Model = Annotated[
     str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
@@ -66,7 +70,8 @@ def _text(prompt: str | None, file: Path | None) -> str:
     parts = [sys.stdin.read() if prompt == "-" else prompt or ""]
     if file:
         try:
-            parts.append(file.read_text(encoding="utf-8"))
+            text = read_file(file, MAX_FILE_BYTES, patient=True).decode()
+            parts.append(text.replace("\r\n", "\n").replace("\r", "\n"))
         except OSError as error:
             raise SettingsError(f"--file: {file} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:

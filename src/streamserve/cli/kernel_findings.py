@@ -1,6 +1,7 @@
 """Findings of `streamserve doctor` about the CPU kernels: their source, their instructions, and their
 speed."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 def kernel_findings() -> list[Finding]:
     """Return which kernels a server would use, with findings about the compiler that they may need."""
     try:
-        if kernel_folder().exists():
+        if os.path.exists(kernel_folder()):
             check_owner(kernel_folder())
         packaged = packaged_library()
         library = packaged or cached_library()

@@ -16,6 +16,7 @@ from streamserve.cli.chat import chat
 from streamserve.cli.doctor import doctor
 from streamserve.cli.draft import draft
 from streamserve.cli.early_signals import end_on_signals
+from streamserve.cli.flags import exit_on_error
 from streamserve.cli.generate import generate
 from streamserve.cli.help import GroupedCommand
 from streamserve.cli.keys import keys
@@ -55,5 +56,5 @@ def main() -> None:
     end_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the locale's encoding may lack characters of a text
-    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+    with exit_on_error(), contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         app()

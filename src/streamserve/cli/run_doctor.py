@@ -65,7 +65,7 @@ def gpu_findings() -> list[Finding]:
 
     if not torch.cuda.is_available():
         return []
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or os.path.expanduser("~/.triton/cache"))
     finding = folder_finding("gpu", folder, "kernels are compiled at every start", "TRITON_CACHE_DIR")
     if finding.verdict != Verdict.OK:
         return [finding]

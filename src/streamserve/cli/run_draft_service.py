@@ -10,10 +10,10 @@ import math
 import time
 
 import msgspec
-import typer
 from prometheus_client import CollectorRegistry, start_http_server
 
 from streamserve import __version__
+from streamserve.cli.announce import announce
 from streamserve.draft_service.server.explain import explain
 from streamserve.draft_service.server.metrics import DraftCollector
 from streamserve.fleet.events import Start, WorkerLost
@@ -61,7 +61,7 @@ async def _serve(settings: DraftSettings, status: "_Status", log_level: LogLevel
     supervisor = DraftSupervisor(settings, status, log_level)
     for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, supervisor.stop)
-    typer.echo(f"streamserve {__version__}: loading {status.name} …")
+    announce(f"streamserve {__version__}: loading {status.name} …")
     await supervisor.run()
 
 
@@ -176,14 +176,14 @@ class _Status:
             return
         self.address = ready.address
         _metrics(self._settings, self.collector)
-        typer.echo(welcome(self._settings, ready))
+        announce(welcome(self._settings, ready))
 
     def report(self, report: DraftReport) -> None:
         """Show a worker's report."""
         self.collector.report = report
         if self._explaining and time.monotonic() - self._explained_at >= EXPLAIN_SECONDS:
             last = self._last if self._last and self._last.at <= report.at else None
-            typer.echo(explain(report, last) + "\n")
+            announce(explain(report, last) + "\n")
             self._last, self._explained_at = report, time.monotonic()
 
 
@@ -208,4 +208,4 @@ def _metrics(settings: DraftSettings, collector: DraftCollector) -> None:
         registry = CollectorRegistry()
         registry.register(collector)
         server, _ = start_http_server(endpoint.port, endpoint.host, registry)
-        typer.echo(f"  metrics   at http://{endpoint.host}:{server.server_port}/metrics")
+        announce(f"  metrics   at http://{endpoint.host}:{server.server_port}/metrics")

@@ -3,11 +3,10 @@
 import socket
 import time
 
-import typer
-
 from streamserve import __version__
 from streamserve.api.app import OnDemand, create_app_on_demand
 from streamserve.api.http.process_memory import bound_allocator, bound_switching
+from streamserve.cli.announce import announce
 from streamserve.cli.notify import STOPPING, notify
 from streamserve.cli.serving import (
     api_settings,
@@ -40,7 +39,7 @@ async def serve_on_demand(served: ServedModels, listener: socket.socket) -> None
     bound_allocator()
     bound_switching()
     server = served.first.server
-    typer.echo(loading_line(served))
+    announce(loading_line(served))
     for settings in served.models:
         warn_of_threads(settings)
     started = time.monotonic()

@@ -4,13 +4,13 @@ import logging
 import socket
 import time
 
-import typer
 import uvloop
 
 from streamserve import __version__
 from streamserve.api.app import create_app
 from streamserve.api.http.process_memory import bound_allocator, bound_switching
 from streamserve.api.http.server import bind
+from streamserve.cli.announce import announce
 from streamserve.cli.notify import STOPPING, notify
 from streamserve.cli.run_on_demand import serve_on_demand
 from streamserve.cli.serving import (
@@ -56,7 +56,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     bound_switching()
     llm = AsyncLLM(settings)
     api = api_settings(settings, is_local_only(settings.server, listener))
-    typer.echo(f"streamserve {__version__}: loading {settings.name} …")
+    announce(f"streamserve {__version__}: loading {settings.name} …")
     warn_of_threads(settings)
     started = time.monotonic()
     await llm.start(wait=False)

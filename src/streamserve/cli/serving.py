@@ -2,7 +2,6 @@
 it."""
 
 import asyncio
-import contextlib
 import ipaddress
 import json
 import logging
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import typer
 from starlette.applications import Starlette
 
 from streamserve.api.http.connection import Timeouts
@@ -20,6 +18,7 @@ from streamserve.api.http.connection_limits import ConnectionLimits
 from streamserve.api.http.process_memory import freeze_started
 from streamserve.api.http.server import serve
 from streamserve.api.settings import ApiSettings
+from streamserve.cli.announce import announce
 from streamserve.cli.notify import READY, STOPPING, notify
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.settings.options import Settings
@@ -59,8 +58,7 @@ async def serve_until_stopped(
         if loading_task.done():
             await loading_task  # raises the error if the model cannot be loaded
             freeze_started()
-            with contextlib.suppress(OSError):  # standard output may be closed, or its disk full
-                typer.echo(welcome_text())
+            announce(welcome_text())
             notify(READY)
             await asyncio.wait({serving_task, failing_task}, return_when=asyncio.FIRST_COMPLETED)
             await (failing_task if failing_task.done() else serving_task)

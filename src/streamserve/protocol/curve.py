@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamserve.protocol.files import read_regular_file
+
 _KEY = re.compile(r"[0-9a-f]{64}")
 _ENDPOINT = re.compile(r"tcp://(?:([0-9a-f]{64})@)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.*-]+):([0-9]{1,5})")
 
@@ -102,7 +104,7 @@ def read_clients(path: str | Path) -> Mapping[bytes, str]:
 
 def _lines(path: str | Path) -> list[str]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_regular_file(path).decode("utf-8", "replace").splitlines()  # workers read it too
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

@@ -34,7 +34,7 @@ def locate(model: str) -> Path:
         return embedded.path(model)
     if not model:
         raise CheckpointError("the name is empty: give a checkpoint folder, a .gguf file or a hub name")
-    path = Path(model).expanduser()
+    path = expanded(model)
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -59,6 +59,12 @@ def locate(model: str) -> Path:
             f"owner/model or owner/model:Q4_K_M, or one of: {', '.join(EMBEDDED)}"
         )
     return _from_hub(name)
+
+
+def expanded(model: str) -> Path:
+    """Return the path of a model, in which ~ is the user's home. Without a home, ~ stays, so that errors name
+    what was given."""
+    return Path(os.path.expanduser(model))
 
 
 def _in_subfolders(path: Path) -> Iterator[Path]:
@@ -94,7 +100,7 @@ def root_name(model: str, path: str) -> str:
     """Return the location from which the tokenizer of `model` can be loaded: its hub name, else the folder or
     file `path`."""
     name = parse_hub_name(model)
-    local = name is None or Path(model).expanduser().exists()
+    local = name is None or expanded(model).exists()
     return path if local or name is None else name.repo
 
 

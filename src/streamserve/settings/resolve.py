@@ -25,6 +25,7 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.draft_kind import DraftKind, draft_kind
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.files import read_file
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.cluster import check_launcher
@@ -43,6 +44,7 @@ DEFAULT_MODEL = "embedded"
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _MAX_NAME = 64
+MAX_CONFIG_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -304,11 +306,13 @@ def _underscored(values: dict[str, Any], config: str | Path) -> dict[str, Any]:
 
 def _from_file(config: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(config).read_bytes().decode())
+        return tomllib.loads(read_file(config, MAX_CONFIG_BYTES).decode())
     except OSError as error:
         raise SettingsError(f"cannot read {config}: {error.strerror}") from error
     except ValueError as error:
         raise SettingsError(f"{config} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise SettingsError(f"{config} is nested too deeply") from error
 
 
 def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:
@@ -330,7 +334,7 @@ def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str])
     try:
         resolved = [_from_variable(secret, text, environ) for text in texts]
         if file is not None:
-            lines = map(str.strip, Path(file).read_text(encoding="utf-8-sig").splitlines())
+            lines = map(str.strip, read_file(file).decode("utf-8-sig").splitlines())
             file_keys = [line for line in lines if line and not line.startswith("#")]
             resolved += map(keys.entry, file_keys) if secret in _WITH_TENANTS else file_keys
             if not file_keys:

@@ -13,6 +13,7 @@ import msgspec
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.adapters import adapter_paths
+from streamserve.settings.checkpoints import expanded
 from streamserve.settings.options import Settings, SettingsError, convert
 from streamserve.settings.resolve import DEFAULT_MODEL, Given, gather, settings_of, to_toml
 from streamserve.settings.server_config import ServerConfig
@@ -109,7 +110,7 @@ def _all_models(models: Sequence[str], given: Given) -> list[_Named]:
 def _named(text: str) -> _Named:
     """Parse NAME=MODEL or MODEL. A path that exists is always a MODEL."""
     match = _NAMED.fullmatch(text)
-    if match is None or Path(text).expanduser().exists():
+    if match is None or expanded(text).exists():
         return _Named(text)
     return _Named(match["model"], tuple(match["names"].split(",")))
 

@@ -1,7 +1,8 @@
 """Certificates for HTTPS, read from files and checked before anything starts."""
 
 import ssl
-from pathlib import Path
+
+from streamserve.protocol.files import read_regular_file
 
 
 class _Encrypted(Exception):
@@ -40,7 +41,7 @@ def _refuse_password() -> str:
 def _check_block(setting: str, file: str, name: str, advice: str = "") -> None:
     """Raise ValueError if `file` has no PEM block whose title ends with `name`."""
     try:
-        text = Path(file).read_text(encoding="utf-8", errors="replace")
+        text = read_regular_file(file).decode("utf-8", "replace")  # OpenSSL opens it again
     except OSError as error:
         raise ValueError(f"{setting} = {file!r}: cannot be read: {error.strerror}") from None
     if f"{name.upper()}-----" not in text:

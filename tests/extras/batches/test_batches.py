@@ -228,6 +228,22 @@ def test_a_batch_goes_on_after_a_restart(generator: ScriptedGenerator, folder: P
         assert content(server, done.output_file_id) == answered
 
 
+def test_a_batch_whose_input_is_gone_fails_with_its_results(
+    generator: ScriptedGenerator, folder: Path
+) -> None:
+    gate = Gate()
+    settings = ApiSettings(batch_folder=str(folder))
+    with scripted(generator.replaced(script=gate.script), settings) as server:
+        batch = create(server, line("a"), line("b", SLOW))
+        until(lambda: server.client.batches.retrieve(batch.id).request_counts.completed == 1)
+    (folder / "files" / f"{batch.input_file_id}.jsonl").unlink()
+    with scripted(generator, settings) as server:
+        done = ended(server, batch.id)
+        assert (done.status, done.errors.data[0].code) == ("failed", "input_file_missing")
+        assert done.input_file_id in done.errors.data[0].message
+        assert [result["custom_id"] for result in content(server, done.output_file_id)] == ["a"]
+
+
 def test_a_batch_waits_while_the_server_drains(generator: ScriptedGenerator, folder: Path) -> None:
     """A batch waits while the server drains: its open requests do not delay the server's end, and are
     answered when the server resumes."""

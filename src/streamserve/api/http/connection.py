@@ -14,7 +14,7 @@ from streamserve.api.http.connection_limits import Connections, address
 from streamserve.api.http.received import ReceivedData
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.timer import Timer
-from streamserve.api.http.transport import OpenTransport, send_error
+from streamserve.api.http.transport import OpenTransport, is_closed_by_peer, send_error
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -30,6 +30,10 @@ BODY_SLICE = 32 << 10
 
 MAX_PIPELINED = 8
 """Maximum number of pipelined requests pending on one connection. Reading pauses at this limit."""
+
+CLOSED_SECONDS = 1.0
+"""Seconds between checks whether a client has closed its connection while pipelined requests wait: then the
+connection is not read."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,12 @@ class HttpConnection(HttpToolsProtocol):
         self._received = ReceivedData(slices)
         self._read_timer = Timer(timeouts.read)
         self._write_timer = Timer(timeouts.write)
+        self._closed_timer = Timer(CLOSED_SECONDS)
         self._entered = False
         self._header_bytes = 0
         self._in_headers = True
+        self._started: RequestResponseCycle | None = None
+        """The latest request that was started. `cycle` may be a later request, which waits for its end."""
 
     # Callbacks of the transport
 
@@ -77,9 +84,13 @@ class HttpConnection(HttpToolsProtocol):
         """Release the resources of the connection."""
         self._read_timer.stop()
         self._write_timer.stop()
+        self._closed_timer.stop()
         self._received.clear()
         if self._entered:
             self._connections.leave(address(self.client))
+        if self._started is not None and not self._started.response_complete:
+            self._started.disconnected = True  # the base class only informs the request that arrived last
+            self._started.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -113,9 +124,11 @@ class HttpConnection(HttpToolsProtocol):
         self._read_timer.start(self._read_timed_out)
 
     def on_headers_complete(self) -> None:
-        """Start the request."""
+        """Start the request, or let it wait for the end of the previous one."""
         self._in_headers = False
         super().on_headers_complete()
+        if self.pipeline:
+            self._closed_timer.start(self._check_closed)
 
     def on_message_complete(self) -> None:
         """Stop the read timeout: the request is complete."""
@@ -128,7 +141,14 @@ class HttpConnection(HttpToolsProtocol):
         self._continue()
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection to the WebSocket protocol, which has separate timeouts."""
+        """Hand the connection to the WebSocket protocol, which has separate timeouts.
+
+        Refused while an earlier request is open: this class could no longer see its client's disconnect, nor
+        limit its reply.
+        """
+        if self._started is not None and not self._started.response_complete:
+            self._refuse(400, "a WebSocket may be opened after the reply to the previous request")
+            return
         self._read_timer.stop()
         self._entered = False  # SocketProtocol counts the end of the connection
         super().handle_websocket_upgrade()
@@ -139,6 +159,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Start requests a few at a time, but health checks immediately."""
+        self._started = cycle
         start = partial(super()._start_asgi_task, cycle, app)
         if cycle.scope["path"] in PUBLIC_PATHS:
             start()
@@ -185,6 +206,14 @@ class HttpConnection(HttpToolsProtocol):
         elif not self.transport.is_closing():
             seconds = self._timeouts.read
             self._refuse(408, f"the request took longer than {seconds:g} seconds to arrive (read_timeout)")
+
+    def _check_closed(self) -> None:
+        if not self.pipeline:
+            return
+        if is_closed_by_peer(self.transport):
+            self.transport.abort()
+        else:
+            self._closed_timer.start(self._check_closed)
 
     def _write_timed_out(self) -> None:
         _log.info("dropped a client that left its reply unread for %g seconds", self._timeouts.write)

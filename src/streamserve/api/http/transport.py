@@ -1,6 +1,8 @@
-"""A connection's transport that is safe to use while it closes, and the error that ends a connection."""
+"""A connection's transport that is safe to use while it closes, the check whether its client has closed it,
+and the error that ends a connection."""
 
 import asyncio
+import select
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -36,6 +38,15 @@ class OpenTransport:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+def is_closed_by_peer(transport: asyncio.Transport) -> bool:
+    """Return whether the peer has closed its end of the connection, or is gone. Nothing is read, so that this
+    also works while unread data comes before the end."""
+    poll = select.poll()
+    closed = getattr(select, "POLLRDHUP", select.POLLHUP)  # only Linux tells that one direction is closed
+    poll.register(transport.get_extra_info("socket").fileno(), closed)
+    return bool(poll.poll(0))
 
 
 def send_error(transport: asyncio.Transport, error: RequestError) -> None:

@@ -3,15 +3,17 @@
 files/ID.json       a file's record; written last, so that a file without a record is incomplete
 files/ID.jsonl      its content
 batches/ID.json     a batch
-*.damaged           records that could not be read when a server started, left for the operator
+*.damaged           files that could not be used when a server started, left for the operator
 lock                locked by the server that uses the folder
 
+Only files with such names are read, renamed or removed: the operator may have other files there.
 The subfolders are created so that only the server's user can read them: they hold prompts and answers.
 """
 
 import fcntl
 import logging
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -39,6 +41,10 @@ DAMAGED = ".damaged"
 """Suffix of the names of files that are set aside."""
 
 
+_ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
+"""The ids from `new_name`."""
+
+
 class FolderError(OSError):
     """A folder that cannot be used. The message is one line for the operator."""
 
@@ -60,7 +66,9 @@ class BatchFolder:
             for folder in (self._files_path, self._batches_path):
                 path.mkdir(parents=True, exist_ok=True)
                 folder.mkdir(mode=0o700, exist_ok=True)
-            self._lock = (path / "lock").open("w")
+            # Opened for reading as well, so that a pipe of this name does not block.
+            handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.fdopen(handle, "r+b", buffering=0)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise FolderError(f"batch_folder {path}: another server uses it") from error
@@ -69,7 +77,8 @@ class BatchFolder:
         files, batches = _read_all(self._files_path, StoredFile), _read_all(self._batches_path, StoredBatch)
         self.files = {stored.file.id: stored for stored in files.records}
         self.batches = {stored.batch.id: stored for stored in batches.records}
-        self._remove_incomplete(files.damaged or batches.damaged)
+        missing = self._set_aside_without_content()
+        self._remove_incomplete(files.damaged or batches.damaged or missing)
 
     def close(self) -> None:
         """Let another server use the folder."""
@@ -143,16 +152,27 @@ class BatchFolder:
     def unfinished(self) -> list[StoredBatch]:
         return [stored for stored in self.batches.values() if stored.batch.status not in FINAL]
 
+    def _set_aside_without_content(self) -> bool:
+        """Set aside the records of files whose content is not a file, and return whether there were any."""
+        missing = [name for name in self.files if not self.content(name).is_file()]
+        for name in missing:
+            _set_aside(self._files_path / f"{name}.json", "its content is not there")
+            del self.files[name]
+        return bool(missing)
+
     def _remove_incomplete(self, damaged: bool) -> None:
         """Remove contents without a record, except the results of batches that go on, and count the others.
         If a record was `damaged`, contents without a record may belong to it: they are set aside."""
         growing = {name for stored in self.unfinished() for name in (stored.output, stored.error)}
         for path in [*self._files_path.iterdir(), *self._batches_path.glob("*.part")]:
-            if path.suffix == ".jsonl" and path.stem in growing | self.files.keys():
+            known = path.suffix == ".jsonl" and path.stem in growing | self.files.keys()
+            if not _ID.fullmatch(path.stem) or path.suffix == ".json":
+                continue
+            if known and path.is_file():
                 self.held += _size(path)
-            elif path.suffix == ".jsonl" and damaged:
-                _set_aside(path, "its record may be damaged")
-            elif path.suffix not in (".json", DAMAGED) and not path.is_dir():
+            elif path.suffix == ".jsonl" and (damaged or known):
+                _set_aside(path, "it is not a file" if known else "its record may be damaged")
+            elif not path.is_dir():
                 path.unlink()
 
 
@@ -200,7 +220,7 @@ def _read_all(folder: Path, kind: type[S]) -> _Records[S]:
     """Return the records in the folder's JSON files; damaged files are set aside. Raises FolderError if a
     file cannot be read or set aside."""
     records = list[S]()
-    paths = list(folder.glob("*.json"))
+    paths = [path for path in folder.glob("*.json") if _ID.fullmatch(path.stem)]
     for path in paths:
         try:
             records.append(_read(path, kind))

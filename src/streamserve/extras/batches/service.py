@@ -157,7 +157,13 @@ class BatchService:
             return
         path = self.folder.content(batch.input_file_id)
         async with self._context.descriptors.files(_FILES):
-            with path.open("rb") as source:
+            try:
+                source = path.open("rb")
+            except FileNotFoundError:
+                missing = f"the input file {batch.input_file_id} is no longer there"
+                self._fail(name, [BatchError(code="input_file_missing", message=missing)])
+                return
+            with source:
                 status = await self._processed(name, source)
         if status is not None:
             self._finish(name, status)

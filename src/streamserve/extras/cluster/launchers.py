@@ -12,10 +12,13 @@ from streamserve.fleet.launcher import MakeLauncher
 from streamserve.llm.kv_network import new_pair
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import read_key_pair
+from streamserve.protocol.files import read_regular_file
 from streamserve.settings.cluster import allowed_keys, ray_resources
 from streamserve.settings.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
+
+_MAX_EPOCH_BYTES = 64
 
 
 def join_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
@@ -59,9 +62,8 @@ def next_epoch(key: Path, clock: float | None = None) -> int:
     one more than the stored epoch if that is later: so it is above all epochs stored there, and heads on
     several machines are ordered by their starts. If it cannot be stored, a warning is logged."""
     file = key.with_name(f"{key.name}.epoch")
-    stored = file.read_text().strip() if file.exists() else "0"
     now = int(1000 * (time.time() if clock is None else clock))
-    epoch = max(int(stored) + 1 if stored.isdecimal() else 1, now)
+    epoch = max(_stored_epoch(file) + 1, now)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         temporary.write_text(f"{epoch}\n")
@@ -71,3 +73,11 @@ def next_epoch(key: Path, clock: float | None = None) -> int:
             "%s cannot be written (%s): the head uses its start time as its epoch", file, error.strerror
         )
     return epoch
+
+
+def _stored_epoch(file: Path) -> int:
+    """Return the epoch in a file; 0 if there is none."""
+    try:
+        return int(read_regular_file(file, _MAX_EPOCH_BYTES))
+    except (OSError, ValueError):
+        return 0

@@ -2,10 +2,10 @@
 
 import asyncio
 
-import typer
 from msgspec.structs import replace
 
 from streamserve import __version__
+from streamserve.cli.announce import announce
 from streamserve.extras.cluster.agent import Agent, AgentConfig
 from streamserve.extras.cluster.membership import JoinError
 from streamserve.protocol.config import LogLevel
@@ -34,7 +34,7 @@ async def _serve(settings: JoinSettings) -> None:
     agent = Agent(config)
     for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, agent.stop)
-    typer.echo(f"streamserve {__version__}: {machine.name} joins {settings.head.address} …")
+    announce(f"streamserve {__version__}: {machine.name} joins {settings.head.address} …")
     try:
         await agent.run()
     except JoinError as error:

@@ -140,10 +140,10 @@ def _hub_name(name: str) -> HubName:
 def _local_path(name: str) -> Path:
     """Return the path of a model on this machine. Raises CheckpointError if the model is not there."""
     from streamserve.hub.cache import cached_path
-    from streamserve.settings.checkpoints import locate
+    from streamserve.settings.checkpoints import expanded, locate
 
     hub_name = parse_hub_name(name)
-    if hub_name is None or Path(name).expanduser().exists():
+    if hub_name is None or expanded(name).exists():
         return locate(name)
     cached = cached_path(hub_name)
     if cached is None:

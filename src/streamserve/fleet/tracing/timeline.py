@@ -2,6 +2,7 @@
 them the spans of each request."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ class Timeline:
     Raises OSError if the file cannot be written."""
 
     def __init__(self, path: str | Path) -> None:
-        self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        # A pipe must never block the event loop: one without a reader is refused, a full one is an error.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+        self._file = open(os.open(path, flags, 0o666), "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._file.write("[\n")
         self._processes: dict[str, int] = {}
 

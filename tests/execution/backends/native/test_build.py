@@ -25,6 +25,7 @@ from streamserve.execution.backends.native.build import (
     kernel_folder,
     locked,
 )
+from streamserve.protocol.errors import CheckpointError
 from tests.exhaustion.limits import can_mount
 
 QUICK = ("-std=c++17", "-O0", "-shared", "-fPIC", "-pthread", "-w")
@@ -51,6 +52,18 @@ def small_source(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def cache(tmp_path) -> Path:
     return tmp_path / "cache" / "native"
+
+
+def test_a_cache_that_others_can_write_refuses_the_model_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "streamserve" / "native"
+    folder.mkdir(parents=True)
+    folder.chmod(0o770)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "packaged_library", lambda bound: None)
+    with pytest.raises(CheckpointError, match=f"chmod go-w {folder}"):
+        library.kernels_up_to.__wrapped__("auto")
 
 
 def test_it_is_compiled_once_and_again_when_anything_it_depends_on_changes(small_source, cache, monkeypatch):

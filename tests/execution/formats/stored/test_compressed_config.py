@@ -90,6 +90,9 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "is too complex",
     ),
     "repetitions": (lambda value: group(value).update(targets=["re:" + ".*" * 5]), "is too complex"),
+    "optional parts": (lambda value: group(value).update(targets=["re:" + ".?" * 60]), "is too complex"),
+    "alternatives": (lambda value: group(value).update(targets=["re:" + "(.|.)" * 38]), "is too complex"),
+    "flags": (lambda value: value["ignore"].append("re:(?x)(.|.) +"), "is too complex"),
     "many targets": (
         lambda value: group(value).update(targets=[f"re:layer{n}" for n in range(65)]),
         "one of too many",
@@ -105,6 +108,15 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "gives self_attn.q_proj, self_attn.k_proj, self_attn.v_proj of layer 0 different formats",
     ),
 }
+
+
+def test_patterns_are_bounded_for_all_modules_together() -> None:
+    """A pattern that a small model may have would take too long with the names of a large one."""
+    value = edited(lambda value: group(value).update(targets=["re:" + ".*" * 4 + "proj"] * 2))
+    config = Fields("", {"quantization_config": value})
+    assert read_stored_formats(config, False, [LINEARS] * 4) is not None
+    with pytest.raises(CheckpointError, match="one of too many patterns"):
+        read_stored_formats(config, False, [LINEARS] * 10_000)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from streamserve.execution.backends.native.levels import Level, lesser_level
 from streamserve.protocol.config import KernelPath
+from streamserve.protocol.errors import CheckpointError
 from streamserve.system.processors import usable_processors
 from streamserve.system.user_folders import cache_folder
 
@@ -56,8 +57,9 @@ MAX_LIBRARIES = 16
 that share a home directory, and bounds of instructions."""
 
 
-class NativeCacheError(Exception):
-    """The cache of compiled kernels could have been written by another user; exit instead of loading it."""
+class NativeCacheError(CheckpointError):
+    """The cache of compiled kernels could have been written by another user, and is not loaded. The message
+    says what to do."""
 
 
 class BuildFailed(Exception):

@@ -24,6 +24,7 @@ from streamserve.execution.formats.stored.formats import (
 )
 from streamserve.execution.formats.stored.fp8 import Floats, block_of, floating
 from streamserve.execution.model.fields import Fields, shown
+from streamserve.execution.model.patterns import matching_steps
 
 FORMATS = PACKED, PLAIN, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 METHOD = "compressed-tensors"
@@ -32,8 +33,11 @@ ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True,
 BY_ACTIVATION = ("group", True)
 """Values of `actorder` with which inputs are grouped by activity, so that
 groups need not follow the inputs."""
-MAX_PATTERNS, MAX_PATTERN, MAX_REPETITIONS = 64, 200, 4
-"""Maximum number of patterns in a list of targets, and maximum characters and repetitions of a pattern."""
+MAX_PATTERNS, MAX_PATTERN = 64, 200
+"""Maximum number of patterns in a list of targets, and maximum characters of a pattern."""
+MAX_STEPS, MAX_ALL_STEPS = 10_000_000, 5_000_000_000
+"""Maximum steps of matching a pattern with one name, and of matching all patterns of a list with the names of
+all modules, which take some ten seconds."""
 UNMATCHED = 3
 """The rank of a module that no target matches."""
 
@@ -50,13 +54,13 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     groups = fields.nested("config_groups")
     if groups is None:
         fields.refuse("config_groups", "is missing")
-    schemes = []
+    schemes, modules = [], 1 + sum(map(len, linears))
     for name in groups.values:
         group = groups.nested(name)
         if group is None:
             groups.refuse(name, "must be an object")
-        schemes.append((_matcher(group, "targets"), _scheme(group, fields.get("format"))))
-    ignored = _matcher(fields, "ignore")
+        schemes.append((_matcher(group, "targets", modules), _scheme(group, fields.get("format"))))
+    ignored = _matcher(fields, "ignore", modules)
 
     def format_of(module: str) -> StoredFormat | None:
         ranks = [(rank(module), stored) for rank, stored in schemes]
@@ -98,15 +102,16 @@ def written_config(stored: CompressedIntegers, others: Sequence[str] = ()) -> di
     }
 
 
-def _matcher(fields: Fields, name: str) -> Callable[[str], int]:
+def _matcher(fields: Fields, name: str, modules: int) -> Callable[[str], int]:
     """Return a function from a linear module's name to its rank among the targets in field `name`: 0 if its
     name is listed, 1 if a pattern matches, 2 if its class is listed, otherwise UNMATCHED. A module belongs to
-    the group with its lowest rank, among equal ranks to the first group."""
+    the group with its lowest rank, among equal ranks to the first group. The function is called for about
+    `modules` names, which bounds the patterns."""
     targets = fields.get(name) or []
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         fields.refuse(name, f"must be a list of names, not {shown(targets)}")
     names = frozenset(target for target in targets if not target.startswith("re:"))
-    patterns = _patterns(fields, name, (target for target in targets if target.startswith("re:")))
+    patterns = _patterns(fields, name, (target for target in targets if target.startswith("re:")), modules)
 
     def rank(module: str) -> int:
         if module in names:
@@ -118,11 +123,15 @@ def _matcher(fields: Fields, name: str) -> Callable[[str], int]:
     return rank
 
 
-def _patterns(fields: Fields, name: str, targets: Iterable[str]) -> list[re.Pattern[str]]:
+def _patterns(fields: Fields, name: str, targets: Iterable[str], modules: int) -> list[re.Pattern[str]]:
     patterns: list[re.Pattern[str]] = []
+    steps = 0.0
     for target in targets:
         pattern = target.removeprefix("re:")
-        if len(pattern) > MAX_PATTERN or len(patterns) >= MAX_PATTERNS or _may_be_slow(pattern):
+        own = matching_steps(pattern)
+        steps += own * modules
+        too_slow = own > MAX_STEPS or steps > MAX_ALL_STEPS
+        if len(pattern) > MAX_PATTERN or len(patterns) >= MAX_PATTERNS or too_slow:
             fields.refuse(
                 name, f"{shown(target)} is a pattern that is too complex, or one of too many patterns"
             )
@@ -131,11 +140,6 @@ def _patterns(fields: Fields, name: str, targets: Iterable[str]) -> list[re.Patt
         except (re.error, RecursionError, OverflowError) as error:
             fields.refuse(name, f"{shown(target)} is not a regular expression: {error}")
     return patterns
-
-
-def _may_be_slow(pattern: str) -> bool:
-    """Whether matching could backtrack for long: with a repeated group, or many repetitions."""
-    return len(re.findall(r"[*+{]", pattern)) > MAX_REPETITIONS or re.search(r"\)[*+{]", pattern) is not None
 
 
 def _scheme(group: Fields, default_format: object) -> StoredFormat:

@@ -1,12 +1,12 @@
 """The modules that PEFT gives an adapter, by the fields `target_modules`, `exclude_modules` and
 `layers_to_transform` of its configuration."""
 
-import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from streamserve.execution.model.fields import Fields, shown
+from streamserve.execution.model.patterns import matching_steps
 
 ALL_LINEAR = "all-linear"
 """Value of `target_modules` for every linear module except the output head."""
@@ -15,9 +15,6 @@ MAX_PATTERN_LENGTH = 1024
 MAX_STEPS = 1_000_000
 """Limits that keep a pattern's matching fast: its length, and an upper bound of its steps for one name. A
 pattern beyond them is not evaluated: the adapter's tensors then determine its modules."""
-
-NAME_LENGTH = 64
-"""Upper bound of the length of a module's name."""
 
 _LAYER = re.compile(r"model\.layers\.([0-9]+)\.")
 
@@ -91,33 +88,9 @@ def _layers(fields: Fields) -> Collection[int] | None:
 
 def _pattern(fields: Fields, field: str, text: str) -> re.Pattern[str] | None:
     """Return the compiled pattern; None if it could take long to match."""
-    if len(text) > MAX_PATTERN_LENGTH or _steps(text) > MAX_STEPS:
+    if len(text) > MAX_PATTERN_LENGTH or matching_steps(text) > MAX_STEPS:
         return None
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         fields.refuse(field, f"has a pattern that is not a regular expression: {shown(text)}: {error}")
-
-
-def _steps(pattern: str) -> float:
-    """Return an upper bound of the steps of matching a pattern with a name: the number of ways to divide the
-    name among the quantifiers, times the number of choices of alternatives. Infinite if a group is repeated,
-    and for patterns with flags, which change the meaning of characters."""
-    plain = re.sub(r"\\.", "a", pattern)
-    if re.search(r"\)[*+{]|\(\?[aiLmsux-]", plain):
-        return math.inf
-    quantifiers = len(re.findall(r"[*+{]|(?<![(*+?}])\?", plain))
-    return math.comb(NAME_LENGTH + quantifiers, quantifiers) * _alternatives(plain)
-
-
-def _alternatives(pattern: str) -> int:
-    """Return the product of the numbers of alternatives of all groups."""
-    ways, groups = 1, [1]
-    for character in pattern:
-        if character == "(":
-            groups.append(1)
-        elif character == "|":
-            groups[-1] += 1
-        elif character == ")" and len(groups) > 1:
-            ways *= groups.pop()
-    return ways * math.prod(groups)
