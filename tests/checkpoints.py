@@ -86,7 +86,7 @@ def _config(architecture: str, fields: dict[str, Any]) -> Any:
     vision = _VISION.get(architecture)
     if vision is None:
         return AutoConfig.for_model(architecture, **fields)
-    text = {"model_type": "mistral", **fields} if architecture == "mistral3" else fields
+    text = {"model_type": "mistral"} | fields if architecture == "mistral3" else fields
     outer = {name: fields[name] for name in ("tie_word_embeddings",) if name in fields}
     return AutoConfig.for_model(architecture, text_config=text, vision_config=vision, **outer)
 

@@ -50,10 +50,11 @@ OWN_NAMES = {
 FAMILIES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss",
+    "ministral3": "mistral3",
 }  # fmt: skip
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate.weight", "router.weight")
-PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+PERMUTED = ("llama", "mistral", "ministral3", "mixtral", "granite", "smollm3")
 
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0], "IQ4_XS": [0],
@@ -182,6 +183,9 @@ def write_own_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         if rope["rope_type"] == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if family == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def write_longrope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

@@ -22,6 +22,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
     }},
     "mistral": {"sliding_window": 48, "head_dim": 16},
+    "ministral3": {"head_dim": 16, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 128,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+    }},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 32},
     "phi3": {"sliding_window": 300, "rope_parameters": {

@@ -15,6 +15,13 @@ class Model:
 
 
 MODELS = {
+    "ministral3": Model(
+        Case(draft="self:1", policy="fixed-tree:2x3", kv_cache_dtype="int8", chunk=7),
+        {"head_dim": 16, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+        }},
+    ),
     "phi3": Model(
         Case(draft="self:1", policy="fixed-tree:2x3", quantization="int8", preempt_every=7),
         {"sliding_window": 60, "head_dim": 16, "original_max_position_embeddings": 64, "rope_parameters": {

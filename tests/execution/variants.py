@@ -45,6 +45,9 @@ YARN = {
     "original_max_position_embeddings": 64,
     "beta_fast": 8.0,
 }
+MINISTRAL_YARN = {**YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0}
+"""Several factors of queries (`llama_4_scaling_beta`) occur in the 60 tokens of TEXT."""
+MINISTRAL = {"head_dim": 16, "rope_parameters": {**MINISTRAL_YARN, "llama_4_scaling_beta": 0.5}}
 WINDOWED_QWEN = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 GRANITE = {
     "embedding_multiplier": 1.7,
@@ -100,6 +103,8 @@ VARIANTS = [
     ("llama", {"max_shard_size": "100KB"}),
     ("mistral", {"sliding_window": 7}),
     ("mistral", {"sliding_window": None}),
+    ("ministral3", MINISTRAL),
+    ("ministral3", {**MINISTRAL, "head_dim": 24, "sliding_window": 9, "tie_word_embeddings": True}),
     ("qwen2", {"tie_word_embeddings": True}),
     ("qwen2", WINDOWED_QWEN),
     ("qwen3", {"head_dim": 32}),
@@ -143,6 +148,7 @@ VARIANTS = [
     ),
     ("gemma3", {**GEMMA3, "final_logit_softcapping": None}),
     ("mistral3", {"head_dim": 16, "sliding_window": None}),
+    ("mistral3", {**MINISTRAL, "model_type": "ministral3"}),
     ("qwen2_5_vl", {"rope_parameters": IMAGE_ROPE, "tie_word_embeddings": True}),
     ("qwen3_vl", {"rope_parameters": {**IMAGE_ROPE, "mrope_interleaved": True}, "head_dim": 16}),
     ("olmo2", {}),

@@ -24,9 +24,15 @@ YARN = {
     "original_max_position_embeddings": 128,
 }  # fmt: skip
 
+MINISTRAL_YARN = {
+    "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 32,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 48},
+    "ministral3": {"head_dim": 64, "rope_parameters": MINISTRAL_YARN},
     "qwen2": {},
     "qwen3": {"head_dim": 64},
     "phi3": {"sliding_window": 60, "original_max_position_embeddings": 1024},

@@ -69,16 +69,19 @@ def test_the_fields_of_qwen2_vl_may_be_at_the_top(shared_checkpoint: Shared, tmp
 def test_a_config_of_gemma_3_may_leave_out_what_is_the_default() -> None:
     nested = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
     config = Fields("config.json", {"text_config": nested, "eos_token_id": [1, 106], "dtype": "bfloat16"})
-    fields = text_fields(config, TEXT_PARTS["Gemma3ForConditionalGeneration"])
+    fields, architecture = text_fields(config, TEXT_PARTS["Gemma3ForConditionalGeneration"])
+    assert architecture == "Gemma3ForCausalLM"
     assert (fields.integer("vocab_size"), fields.integer("num_attention_heads")) == (262_208, 8)
     assert (fields.integer("hidden_size"), fields.integer("num_hidden_layers")) == (2560, 34)
     assert (fields.get("eos_token_id"), fields.get("dtype")) == ([1, 106], "bfloat16")
 
 
 def test_another_text_model_is_refused_by_name(shared_checkpoint: Shared, tmp_path: Path) -> None:
-    def as_ministral(config: dict[str, Any]) -> None:
-        config["text_config"]["model_type"] = "ministral3"
+    for other in ("mistral4", None, ["mistral"]):
 
-    folder = change(shared_checkpoint("mistral3", head_dim=16), tmp_path / "other", as_ministral)
-    with pytest.raises(CheckpointError, match="text_config: model_type 'ministral3' is not supported"):
-        read_spec(folder)
+        def as_other(config: dict[str, Any], model_type: Any = other) -> None:
+            config["text_config"]["model_type"] = model_type
+
+        folder = change(shared_checkpoint("mistral3", head_dim=16), tmp_path / str(other), as_other)
+        with pytest.raises(CheckpointError, match=r"model_type .* \(supported: 'mistral', 'ministral3'\)"):
+            read_spec(folder)

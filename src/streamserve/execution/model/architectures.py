@@ -70,7 +70,7 @@ class Architecture:
     * `fused`: in checkpoints q, k and v are one matrix, and gate and up another.
     * `partial_rotary`: configs may rotate a part of each head. `longrope_names`: other names of longrope in
       configs. `skips_rotary`: configs may list layers without rotary embedding. `needs_rope`: configs must
-      have scaling parameters of the rotary embedding.
+      have scaling parameters of the rotary embedding. `scales_queries`: these may scale queries by position.
     * `multipliers`: configs have Granite's multipliers of embeddings, residuals, attention scores and logits.
       `scaled_embedding`: embeddings are multiplied by √hidden_size, rounded to the data type.
     * `mixture`: the MLP of some layers is a mixture of experts. `clamped`: gates and values are bounded
@@ -104,6 +104,7 @@ class Architecture:
     longrope_names: tuple[str, ...] = ()
     skips_rotary: bool = False
     needs_rope: bool = False
+    scales_queries: bool = False
     multipliers: bool = False
     scaled_embedding: bool = False
     mixture: Mixture | None = None
@@ -140,6 +141,10 @@ ARCHITECTURES = {
     "MistralForCausalLM": Architecture(
         qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", kv_heads=8, window=4096,
         eos_token_id=2,
+    ),
+    "Ministral3ForCausalLM": Architecture(
+        qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", needs_rope=True,
+        scales_queries=True, kv_heads=8, head_dim=128, epsilon=1e-5, eos_token_id=2,
     ),
     "Qwen2ForCausalLM": Architecture(
         qkv_bias=True, out_bias=False, mlp_bias=False, windows="some layers", kv_heads=32, window=4096

@@ -17,6 +17,9 @@ MAX_POSITIONS = 1 << 24
 MAX_FACTOR = 65536.0
 """Maximum factor that stretches rotary embeddings: from 256 positions to `MAX_POSITIONS`."""
 
+QUERY_SCALING = "llama_4_scaling_beta"
+"""The rope parameter that scales queries by position."""
+
 UNSUPPORTED = ("alpha", "long_mscale", "mrope_section", "short_mscale")
 """Fields of rope parameters that change the result, and are not supported with any `rope_type`."""
 
@@ -66,6 +69,14 @@ class RopeSpec:
             return self
         longer = max_model_len > self.original_positions
         return replace(self, factors=self.long_factors if longer else self.factors, long_factors=())
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """A factor of queries that grows with their position p: 1 + beta · ln(1 + ⌊p / positions⌋)."""
+
+    beta: float
+    positions: int
 
 
 def served_positions(positions: int, ropes: Sequence[RopeSpec | None]) -> int:
@@ -146,7 +157,7 @@ def _read_rope(
     config: Fields, parameters: Fields, family: Architecture, theta: float, rotated: int
 ) -> RopeSpec:
     """Return the rotary embedding with `parameters`; `theta` is the base wavelength if these have none."""
-    for name in UNSUPPORTED:
+    for name in UNSUPPORTED if family.scales_queries else (*UNSUPPORTED, QUERY_SCALING):
         if parameters.get(name) is not None:
             parameters.refuse(name, "is not supported")
     theta = parameters.number("rope_theta", theta, 1.0, MAX_THETA)
@@ -171,6 +182,14 @@ def _read_rope(
     if kind == "longrope":
         return _longrope(config, parameters, theta, original, rotated)
     return _yarn(parameters, theta, original)
+
+
+def read_query_scaling(parameters: Fields) -> QueryScaling | None:
+    """Return the scaling of queries in rope parameters; None if there is none."""
+    if not parameters.get(QUERY_SCALING):
+        return None
+    beta = parameters.number(QUERY_SCALING, None, 1e-6, 1e6)
+    return QueryScaling(beta, parameters.integer(ORIGINAL, maximum=MAX_POSITIONS))
 
 
 def _original_positions(config: Fields, parameters: Fields, family: Architecture) -> int:

@@ -24,7 +24,9 @@ from streamserve.execution.model.experts import Experts, read_experts
 from streamserve.execution.model.fields import Fields, read_fields, shown
 from streamserve.execution.model.rope_spec import (
     MAX_POSITIONS,
+    QueryScaling,
     RopeSpec,
+    read_query_scaling,
     read_ropes,
     rope_parameters,
     rotated_dimensions,
@@ -78,6 +80,7 @@ class ModelSpec:
     * `attention_cap`, `logits_cap`: bounds of scores and logits x, as cap · tanh(x / cap); 0: none.
     * `stored`: the formats of the layers' matrices, if any of them is stored quantized.
     * `experts`: the mixture of experts that is the MLP of some layers.
+    * `query_scaling`: the queries' factor by position; None: 1.
     * `multimodal`: it is the text part of a multimodal checkpoint.
     """
 
@@ -114,6 +117,7 @@ class ModelSpec:
     experts: Experts | None = None
     clamp: Clamp | None = None
     sinks: bool = False
+    query_scaling: QueryScaling | None = None
     multimodal: bool = False
 
     def experts_of(self, layer: int) -> Experts | None:
@@ -136,7 +140,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
     name = _architecture_name(config, embeds)
     part = TEXT_PARTS.get(name)
     if part is not None:
-        config, name = text_fields(config, part), part.architecture
+        config, name = text_fields(config, part)
     family = ARCHITECTURES[name]
     _refuse_unsupported(config, family)
     parameters = rope_parameters(config, by_layer=family.local_theta is not None)
@@ -193,6 +197,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         experts=experts,
         clamp=_clamp(config) if family.clamped else None,
         sinks=family.sinks,
+        query_scaling=read_query_scaling(parameters[0]) if family.scales_queries else None,
         multimodal=part is not None,
     )
     if spec.num_heads % spec.num_kv_heads:

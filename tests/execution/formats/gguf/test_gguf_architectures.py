@@ -60,6 +60,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt-oss": ("gpt_oss", GPT_OSS),
+    "mistral3": (
+        "ministral3",
+        {"head_dim": 32, "rope_parameters": {
+            **YARN, "factor": 16.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25,
+        }},
+    ),
     "qwen3 yarn": ("qwen3", {"head_dim": 32, "rope_parameters": YARN}),
 }  # fmt: skip
 
@@ -104,6 +111,12 @@ def yarn(name: str, value: float) -> Callable[[gguf.GGUFWriter], None]:
         ("phi4-mini", entry("phi3.rope.dimension_count", 7), "must be even and at most 16, not 7"),
         ("gpt-oss", entry("gpt-oss.expert_count", None), "gpt-oss.expert_count is missing"),
         ("gpt-oss", entry("gpt-oss.swiglu_clamp_exp", [5.0]), "swiglu_clamp_exp is not supported"),
+        (
+            "mistral3",
+            entry("mistral3.rope.scaling.yarn_attn_factor", 1.5),
+            "yarn_attn_factor 1.5 is not supported (supported: 1)",
+        ),
+        ("qwen3 yarn", entry("qwen3.attention.temperature_scale", 0.1), "temperature_scale is not supported"),
         ("qwen3 yarn", yarn("attn_factor", 1.0), "yarn_attn_factor 1 is not supported (supported: 1.13863)"),
         ("qwen3 yarn", yarn("ext_factor", 0.5), "yarn_ext_factor 0.5 is not supported (supported: 1)"),
         ("qwen3 yarn", yarn("beta_fast", 0.5), "must be above the 1 of yarn_beta_slow, not 0.5"),

@@ -93,7 +93,8 @@ class NativeModel(Model):
         hidden = self._embed(tokens)
         data = attention.cache.data
         struct = step_struct(lora) if lora else None
-        step = attention.spans.step(cos, sin, struct)
+        scales = self._query_scales(positions)
+        step = attention.spans.step(cos, sin, struct, scales)
         cache = CacheStruct(
             data=data.data_ptr(),
             layer_stride=data.stride(0) * data.itemsize,

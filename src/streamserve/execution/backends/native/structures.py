@@ -170,6 +170,7 @@ class StepStruct(ctypes.Structure):
         ("slots", c_void_p),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("query_scales", c_void_p),
         ("lora", POINTER(LoraStruct)),
         ("span_count", c_int32),
         ("rows", c_int32),

@@ -8,6 +8,7 @@ from streamserve.execution.model.experts import TENSORS
 WINDOW, PATTERN, LOCAL_BASE = (
     "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa",
 )  # fmt: skip
+TEMPERATURE, YARN_LOGARITHM = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class Family:
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", permuted=True, period=0, normalized=True),
     "mistral": Family("MistralForCausalLM", permuted=True, period=0),
+    "mistral3": Family(
+        "Ministral3ForCausalLM", permuted=True, entries=frozenset({TEMPERATURE, YARN_LOGARITHM})
+    ),
     "qwen2": Family("Qwen2ForCausalLM"),
     "qwen3": Family("Qwen3ForCausalLM"),
     "qwen2moe": Family("Qwen2MoeForCausalLM", normalized=False),

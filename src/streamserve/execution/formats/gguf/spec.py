@@ -6,7 +6,7 @@ import numpy as np
 from streamserve.execution.formats.gguf.blocks import FORMATS
 from streamserve.execution.formats.gguf.families import FAMILIES
 from streamserve.execution.formats.gguf.names import EMBEDDING, HEAD, layer_tensor, part_name
-from streamserve.execution.formats.gguf.ropes import YARN, read_layers
+from streamserve.execution.formats.gguf.ropes import YARN, read_layers, read_query_scaling
 from streamserve.execution.formats.quantization import common_format
 from streamserve.execution.formats.stored.formats import GgufBlocks, StoredFormats, joined
 from streamserve.execution.model.architectures import ARCHITECTURES, Architecture
@@ -130,6 +130,7 @@ def read_spec(model: GgufModel) -> ModelSpec:
         experts=experts,
         clamp=Clamp(SWIGLU_ALPHA, SWIGLU_LIMIT) if own.clamped else None,
         sinks=own.sinks,
+        query_scaling=read_query_scaling(metadata, family),
     )
 
 

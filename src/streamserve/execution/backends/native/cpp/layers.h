@@ -51,18 +51,20 @@ ABI_STRUCT(Model, ABI_FIELD(layers), ABI_FIELD(hidden), ABI_FIELD(heads), ABI_FI
            ABI_FIELD(rotary), ABI_FIELD(path), ABI_FIELD(type), ABI_FIELD(wide_norms), ABI_FIELD(joint_head_norm),
            ABI_FIELD(epsilon), ABI_FIELD(residual_scale), ABI_FIELD(scoring), ABI_FIELD(gating));
 
-// A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] are of the model's type. `slots` [rows]: numbers
-// of the rows' slots in the cache. `lora`: the rows' adapters; null if no row has one.
+// A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] and `query_scales` [rows] are of the model's type.
+// `query_scales` multiply the queries after their rotation; null: nothing does. `slots` [rows]: numbers of the rows'
+// slots in the cache. `lora`: the rows' adapters; null if no row has one.
 struct Step {
     const Span* spans;
     const int64_t* slots;
     const void* cos;
     const void* sin;
+    const void* query_scales;
     const Lora* lora;
     int32_t span_count, rows;
 };
-ABI_STRUCT(Step, ABI_FIELD(spans), ABI_FIELD(slots), ABI_FIELD(cos), ABI_FIELD(sin), ABI_FIELD(lora),
-           ABI_FIELD(span_count), ABI_FIELD(rows));
+ABI_STRUCT(Step, ABI_FIELD(spans), ABI_FIELD(slots), ABI_FIELD(cos), ABI_FIELD(sin),
+           ABI_FIELD(query_scales), ABI_FIELD(lora), ABI_FIELD(span_count), ABI_FIELD(rows));
 
 // The cache of all layers, `layer_stride` bytes apart, with vectors as in CacheLayer. `written` counts the
 // layers whose keys and values have been written, over all steps: so an observer may read a layer while the
