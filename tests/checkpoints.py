@@ -76,6 +76,7 @@ _VISION: dict[str, dict[str, Any]] = {
                  "out_hidden_size": _SIZES["hidden_size"], "num_position_embeddings": 16,
                  "deepstack_visual_indexes": [0]},
 }  # fmt: skip
+_VISION["qwen3_vl_moe"] = _VISION["qwen3_vl"]
 """The config of a small vision tower, by multimodal architecture. Its text part has the given fields."""
 
 

@@ -90,7 +90,7 @@ GPT_OSS = {
     "rope_parameters": {**YARN, "rope_theta": 150_000.0, "truncate": False},
 }
 IMAGE_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [2, 3, 3]}
-MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
+MIXTURES = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "mixtral", "gpt_oss")
 VARIANTS = [
     ("llama", {}),
     ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -151,6 +151,21 @@ VARIANTS = [
     ("mistral3", {**MINISTRAL, "model_type": "ministral3"}),
     ("qwen2_5_vl", {"rope_parameters": IMAGE_ROPE, "tie_word_embeddings": True}),
     ("qwen3_vl", {"rope_parameters": {**IMAGE_ROPE, "mrope_interleaved": True}, "head_dim": 16}),
+    (
+        "qwen3_vl_moe",
+        {**QWEN3_MOE, "head_dim": 16, "rope_parameters": {**IMAGE_ROPE, "mrope_interleaved": True}},
+    ),
+    (
+        "qwen3_vl_moe",
+        {
+            **QWEN3_MOE,
+            "head_dim": 16,
+            "rope_parameters": IMAGE_ROPE,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+        },
+    ),
     ("olmo2", {}),
     ("olmo2", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     ("qwen2_moe", QWEN2_MOE),

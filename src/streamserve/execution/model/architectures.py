@@ -29,15 +29,21 @@ QKNorm = Literal["none", "heads", "joint"]
 
 @dataclass(frozen=True)
 class ExpertTensors:
-    """The names of a mixture's tensors in checkpoints. Within a layer they are `prefix`.`router` and
-    `prefix`.experts.NUMBER.`gate_up` or `down`. `stacked`: the matrices of all experts are one tensor, named
-    without the number; each matrix is transposed in it, and its gates and values alternate."""
+    """The names of a mixture's tensors in checkpoints, and their layout.
+
+    * Within a layer the names are `prefix`.`router`, `prefix`.experts.NUMBER.`gate_up` or `down`, and
+      `prefix`.`shared` for the shared expert.
+    * `stacked`: the matrices of all experts are one tensor, named without the number. `transposed`: each
+      matrix is transposed in it. `alternating`: gates and values alternate in it.
+    """
 
     prefix: str = "mlp"
     router: str = "gate"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     stacked: bool = False
+    transposed: bool = True
+    alternating: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,8 +177,8 @@ ARCHITECTURES = {
         qkv_bias=True, out_bias=True, mlp_bias=False, windows="every second", window=128, wide_norms=True,
         needs_rope=True, kv_heads=8, head_dim=64, theta=150_000.0, epsilon=1e-5, clamped=True, sinks=True,
         mixture=Mixture(
-            ExpertTensors(router="router", gate_up=("gate_up_proj",), stacked=True), "intermediate_size",
-            normalized=True, biased=True, optional=False,
+            ExpertTensors(router="router", gate_up=("gate_up_proj",), stacked=True, alternating=True),
+            "intermediate_size", normalized=True, biased=True, optional=False,
         ),
     ),
     "Phi3ForCausalLM": Architecture(

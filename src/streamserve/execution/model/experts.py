@@ -87,10 +87,16 @@ class Experts:
             shapes[f"{self.router}.bias"] = (self.count,)
         if self.shared_gate:
             shapes[f"{self.shared_gate}.weight"] = (1, hidden)
-        if self.tensors.stacked:
-            for module, (rows, columns) in self.matrices(hidden).items():
-                stack, _ = stack_of(module)
-                shapes[stack] = (self.count, columns, rows)
+        return shapes | self.stacks(hidden)
+
+    def stacks(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a layer's stacks of matrices and biases by name."""
+        shapes = dict[str, tuple[int, ...]]()
+        for module, (rows, columns) in self.matrices(hidden).items() if self.tensors.stacked else ():
+            stack, _ = stack_of(module)
+            matrix = (columns, rows) if self.tensors.transposed else (rows, columns)
+            shapes[stack] = (self.count, *matrix)
+            if self.biased:
                 shapes[f"{stack}_bias"] = (self.count, rows)
         return shapes
 
@@ -108,8 +114,8 @@ def stack_of(module: str) -> tuple[str, int]:
 
 
 def in_halves(module: str, rows: Tensor) -> Tensor:
-    """Return the rows of a stack's matrix in the order of the model. Gates and values alternate in the stack;
-    here all gates precede all values."""
+    """Return the rows of a matrix of a stack in which gates and values alternate, in the order of the model:
+    all gates precede all values."""
     return torch.cat([rows[::2], rows[1::2]]) if module.endswith("gate_up_proj") else rows.contiguous()
 
 

@@ -32,7 +32,7 @@ from streamserve.execution.model.rope_spec import (
     rotated_dimensions,
     served_positions,
 )
-from streamserve.execution.model.text_part import TEXT_PARTS, text_fields
+from streamserve.execution.model.text_part import TEXT_PARTS, text_family, text_fields
 
 MAX_LAYERS = 10_000
 """Maximum number of layers: more than any model has. Later the number is compared with the files' tensors."""
@@ -139,9 +139,11 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
     config = read_fields(folder / "config.json")
     name = _architecture_name(config, embeds)
     part = TEXT_PARTS.get(name)
-    if part is not None:
+    if part is None:
+        family = ARCHITECTURES[name]
+    else:
         config, name = text_fields(config, part)
-    family = ARCHITECTURES[name]
+        family = text_family(config, part, name)
     _refuse_unsupported(config, family)
     parameters = rope_parameters(config, by_layer=family.local_theta is not None)
     heads = config.integer("num_attention_heads")
