@@ -76,6 +76,7 @@ _VISION: dict[str, dict[str, Any]] = {
                  "out_hidden_size": _SIZES["hidden_size"], "num_position_embeddings": 16,
                  "deepstack_visual_indexes": [0]},
 }  # fmt: skip
+_VISION["qwen3_vl_moe"] = _VISION["qwen3_vl"]
 """The config of a small vision tower, by multimodal architecture. Its text part has the given fields."""
 
 
@@ -86,7 +87,7 @@ def _config(architecture: str, fields: dict[str, Any]) -> Any:
     vision = _VISION.get(architecture)
     if vision is None:
         return AutoConfig.for_model(architecture, **fields)
-    text = {"model_type": "mistral", **fields} if architecture == "mistral3" else fields
+    text = {"model_type": "mistral"} | fields if architecture == "mistral3" else fields
     outer = {name: fields[name] for name in ("tie_word_embeddings",) if name in fields}
     return AutoConfig.for_model(architecture, text_config=text, vision_config=vision, **outer)
 
@@ -126,6 +127,9 @@ def _randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
             parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))
         else:
             parameter.copy_(noise * 0.1 + (1.0 if "norm" in name else 0.0))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

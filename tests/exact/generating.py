@@ -22,6 +22,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
     }},
     "mistral": {"sliding_window": 48, "head_dim": 16},
+    "ministral3": {"head_dim": 16, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 128,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+    }},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 32},
     "phi3": {"sliding_window": 300, "rope_parameters": {
@@ -54,6 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32,
         "norm_topk_prob": True,
     },
+    "olmoe": {"num_experts": 12, "num_experts_per_tok": 4, "norm_topk_prob": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48},
     "gpt_oss": {
         "num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 48,
@@ -61,6 +66,11 @@ MODELS: dict[str, dict[str, Any]] = {
             "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "truncate": False,
             "original_max_position_embeddings": 256,
         },
+    },
+    "glm4_moe": {
+        "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32,
+        "num_hidden_layers": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
     },
 }  # fmt: skip
 

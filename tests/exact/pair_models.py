@@ -15,6 +15,13 @@ class Model:
 
 
 MODELS = {
+    "ministral3": Model(
+        Case(draft="self:1", policy="fixed-tree:2x3", kv_cache_dtype="int8", chunk=7),
+        {"head_dim": 16, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+        }},
+    ),
     "phi3": Model(
         Case(draft="self:1", policy="fixed-tree:2x3", quantization="int8", preempt_every=7),
         {"sliding_window": 60, "head_dim": 16, "original_max_position_embeddings": 64, "rope_parameters": {
@@ -50,6 +57,10 @@ MODELS = {
         Case(draft="self:1", policy="fixed-tree:2x3", kv_cache_dtype="int8", blocks=24),
         {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32},
     ),
+    "olmoe": Model(
+        Case(policy="fixed-tree:2x3", quantization="w8a8", blocks=24),
+        {"num_experts": 6, "num_experts_per_tok": 2},
+    ),
     "mixtral": Model(
         Case(policy="fixed:4", quantization="int8", chunk=7),
         {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -61,5 +72,10 @@ MODELS = {
             "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "truncate": False,
             "original_max_position_embeddings": 128,
         }},
+    ),
+    "glm4_moe": Model(
+        Case(draft="self:2", policy="fixed-tree:2x3", quantization="int4:32", blocks=24),
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32,
+         "num_hidden_layers": 3, "routed_scaling_factor": 1.5, "attention_bias": True},
     ),
 }  # fmt: skip

@@ -45,6 +45,9 @@ YARN = {
     "original_max_position_embeddings": 64,
     "beta_fast": 8.0,
 }
+MINISTRAL_YARN = {**YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0}
+"""Several factors of queries (`llama_4_scaling_beta`) occur in the 60 tokens of TEXT."""
+MINISTRAL = {"head_dim": 16, "rope_parameters": {**MINISTRAL_YARN, "llama_4_scaling_beta": 0.5}}
 WINDOWED_QWEN = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 GRANITE = {
     "embedding_multiplier": 1.7,
@@ -87,7 +90,17 @@ GPT_OSS = {
     "rope_parameters": {**YARN, "rope_theta": 150_000.0, "truncate": False},
 }
 IMAGE_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [2, 3, 3]}
-MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
+GLM4_MOE = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "routed_scaling_factor": 1.7,
+    "use_qk_norm": True,
+}
+OLMOE = {"num_experts": 6, "num_experts_per_tok": 2}
+MIXTURES = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "olmoe", "mixtral", "gpt_oss", "glm4_moe")
 VARIANTS = [
     ("llama", {}),
     ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -100,6 +113,8 @@ VARIANTS = [
     ("llama", {"max_shard_size": "100KB"}),
     ("mistral", {"sliding_window": 7}),
     ("mistral", {"sliding_window": None}),
+    ("ministral3", MINISTRAL),
+    ("ministral3", {**MINISTRAL, "head_dim": 24, "sliding_window": 9, "tie_word_embeddings": True}),
     ("qwen2", {"tie_word_embeddings": True}),
     ("qwen2", WINDOWED_QWEN),
     ("qwen3", {"head_dim": 32}),
@@ -143,10 +158,31 @@ VARIANTS = [
     ),
     ("gemma3", {**GEMMA3, "final_logit_softcapping": None}),
     ("mistral3", {"head_dim": 16, "sliding_window": None}),
+    ("mistral3", {**MINISTRAL, "model_type": "ministral3"}),
     ("qwen2_5_vl", {"rope_parameters": IMAGE_ROPE, "tie_word_embeddings": True}),
     ("qwen3_vl", {"rope_parameters": {**IMAGE_ROPE, "mrope_interleaved": True}, "head_dim": 16}),
+    (
+        "qwen3_vl_moe",
+        {**QWEN3_MOE, "head_dim": 16, "rope_parameters": {**IMAGE_ROPE, "mrope_interleaved": True}},
+    ),
+    (
+        "qwen3_vl_moe",
+        {
+            **QWEN3_MOE,
+            "head_dim": 16,
+            "rope_parameters": IMAGE_ROPE,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+        },
+    ),
     ("olmo2", {}),
     ("olmo2", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    ("olmoe", OLMOE),
+    (
+        "olmoe",
+        {**OLMOE, "num_key_value_heads": 4, "norm_topk_prob": True, "attention_bias": True},
+    ),
     ("qwen2_moe", QWEN2_MOE),
     (
         "qwen2_moe",
@@ -177,6 +213,26 @@ VARIANTS = [
     ("mixtral", {**MIXTRAL, "num_experts_per_tok": 1, "sliding_window": 7, "tie_word_embeddings": True}),
     ("gpt_oss", GPT_OSS),
     ("gpt_oss", {**GPT_OSS, "num_experts_per_tok": 5, "swiglu_limit": 0.6, "swiglu_alpha": 1.1}),
+    ("glm4_moe", GLM4_MOE),
+    (
+        "glm4_moe",
+        {
+            **GLM4_MOE,
+            "n_routed_experts": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+    ),
 ]
 
 

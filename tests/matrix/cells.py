@@ -24,9 +24,15 @@ YARN = {
     "original_max_position_embeddings": 128,
 }  # fmt: skip
 
+MINISTRAL_YARN = {
+    "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 32,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 48},
+    "ministral3": {"head_dim": 64, "rope_parameters": MINISTRAL_YARN},
     "qwen2": {},
     "qwen3": {"head_dim": 64},
     "phi3": {"sliding_window": 60, "original_max_position_embeddings": 1024},
@@ -41,10 +47,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**HEADS, "num_hidden_layers": 7},
     "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 256},
     "qwen3_moe": {**MOE, "head_dim": 64},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 48,
         "rope_parameters": YARN,
+    },
+    "glm4_moe": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 64,
+        "num_hidden_layers": 3, "use_qk_norm": True, "routed_scaling_factor": 1.5,
     },
 }  # fmt: skip
 

@@ -9,9 +9,13 @@ from streamserve.execution.model.spec import read_spec
 from tests.execution.variants import (
     GEMMA2,
     GEMMA3,
+    GLM4_MOE,
     GPT_OSS,
     GRANITE,
+    MINISTRAL,
+    MINISTRAL_YARN,
     MIXTRAL,
+    OLMOE,
     QWEN2_MOE,
     QWEN3_MOE,
     VARIANTS,
@@ -45,10 +49,19 @@ def test_a_window_shorter_than_the_text_changes_it(shared_checkpoint, architectu
     assert (sliding[30:] - full[30:]).abs().max() > 0.1
 
 
+def test_queries_are_scaled_from_the_original_number_of_positions_on(shared_checkpoint):
+    scaled = logits_of(shared_checkpoint("ministral3", **MINISTRAL), [60])
+    plain = MINISTRAL_YARN | {"llama_4_scaling_beta": 0.0}
+    other = logits_of(shared_checkpoint("ministral3", head_dim=16, rope_parameters=plain), [60])
+    torch.testing.assert_close(scaled[:16], other[:16], rtol=0, atol=1e-4)
+    assert (scaled[16:] - other[16:]).abs().max() > 0.1
+
+
 @pytest.mark.parametrize(
     ("architecture", "overrides"),
     [
         ("llama", {}),
+        ("ministral3", MINISTRAL),
         ("qwen3", {}),
         ("phi3", {}),
         ("granite", GRANITE),
@@ -56,10 +69,12 @@ def test_a_window_shorter_than_the_text_changes_it(shared_checkpoint, architectu
         ("olmo2", {}),
         ("gemma2", GEMMA2),
         ("gemma3_text", GEMMA3),
+        ("olmoe", OLMOE),
         ("qwen2_moe", QWEN2_MOE),
         ("qwen3_moe", QWEN3_MOE),
         ("mixtral", MIXTRAL),
         ("gpt_oss", GPT_OSS),
+        ("glm4_moe", GLM4_MOE),
     ],
     ids=str,
 )

@@ -2,17 +2,22 @@
 transformers' in the tests of all architectures (tests/execution/variants.py)."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from streamserve.execution.formats.checkpoint import SINGLE
 from streamserve.execution.formats.open import open_checkpoint
 from streamserve.execution.model.fields import Fields
 from streamserve.execution.model.spec import read_spec
 from streamserve.execution.model.text_part import OTHER_PARTS, TEXT_PARTS, text_fields
 from streamserve.protocol.errors import CheckpointError
+from tests.execution.variants import QWEN3_MOE, logits_by_transformers, logits_of
 
 Shared = Callable[..., Path]
 
@@ -69,16 +74,47 @@ def test_the_fields_of_qwen2_vl_may_be_at_the_top(shared_checkpoint: Shared, tmp
 def test_a_config_of_gemma_3_may_leave_out_what_is_the_default() -> None:
     nested = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
     config = Fields("config.json", {"text_config": nested, "eos_token_id": [1, 106], "dtype": "bfloat16"})
-    fields = text_fields(config, TEXT_PARTS["Gemma3ForConditionalGeneration"])
+    fields, architecture = text_fields(config, TEXT_PARTS["Gemma3ForConditionalGeneration"])
+    assert architecture == "Gemma3ForCausalLM"
     assert (fields.integer("vocab_size"), fields.integer("num_attention_heads")) == (262_208, 8)
     assert (fields.integer("hidden_size"), fields.integer("num_hidden_layers")) == (2560, 34)
     assert (fields.get("eos_token_id"), fields.get("dtype")) == ([1, 106], "bfloat16")
 
 
-def test_another_text_model_is_refused_by_name(shared_checkpoint: Shared, tmp_path: Path) -> None:
-    def as_ministral(config: dict[str, Any]) -> None:
-        config["text_config"]["model_type"] = "ministral3"
+def test_stacks_of_experts_are_read_in_both_layouts(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    """transformers reads stacks as it writes them, and as they are published: with transposed matrices."""
+    folder = shared_checkpoint("qwen3_vl_moe", **QWEN3_MOE | {"head_dim": 16})
+    published = shutil.copytree(folder, tmp_path / "published")
+    tensors = load_file(folder / SINGLE)
+    stacks = [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert len(stacks) == 4
+    transposed = {name: tensors[name].transpose(1, 2).contiguous() for name in stacks}
+    save_file(tensors | transposed, published / SINGLE, metadata={"format": "pt"})
+    logits = [logits_of(path, [60]) for path in (folder, published)]
+    assert torch.equal(*logits)
+    torch.testing.assert_close(logits[1], logits_by_transformers(published), rtol=0, atol=1e-4)
 
-    folder = change(shared_checkpoint("mistral3", head_dim=16), tmp_path / "other", as_ministral)
-    with pytest.raises(CheckpointError, match="text_config: model_type 'ministral3' is not supported"):
-        read_spec(folder)
+
+def test_a_quantized_text_part_has_a_tensor_for_each_expert(
+    shared_checkpoint: Shared, tmp_path: Path
+) -> None:
+    def as_quantized(config: dict[str, Any]) -> None:
+        config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32}
+
+    folder = shared_checkpoint("qwen3_vl_moe", **QWEN3_MOE | {"head_dim": 16})
+    spec = read_spec(change(folder, tmp_path / "awq", as_quantized))
+    assert spec.stored
+    assert spec.stored.of("model.layers.1.mlp.experts.7.down_proj")
+    assert spec.experts
+    assert spec.experts.normalized
+
+
+def test_another_text_model_is_refused_by_name(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    for other in ("mistral4", None, ["mistral"]):
+
+        def as_other(config: dict[str, Any], model_type: Any = other) -> None:
+            config["text_config"]["model_type"] = model_type
+
+        folder = change(shared_checkpoint("mistral3", head_dim=16), tmp_path / str(other), as_other)
+        with pytest.raises(CheckpointError, match=r"model_type .* \(supported: 'mistral', 'ministral3'\)"):
+            read_spec(folder)

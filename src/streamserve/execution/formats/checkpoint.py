@@ -102,6 +102,10 @@ class Checkpoint:
         """Raise CheckpointError for the tensor `name`. The message has the tensor's name in the file."""
         raise CheckpointError(f"{self._files[name][0]}: tensor {self._stored.get(name, name)} {reason}")
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor in its file; None if there is no such tensor."""
+        return tuple(self._files[name][1].get_slice(name).get_shape()) if name in self._files else None
+
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in its file. The tensor must have passed `check`."""
         return _DTYPES[self._files[name][1].get_slice(name).get_dtype()]

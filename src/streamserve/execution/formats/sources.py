@@ -17,7 +17,7 @@ from streamserve.execution.formats.quantization import (
     join_strips,
 )
 from streamserve.execution.formats.stored.formats import AnyFormat, GgufBlocks
-from streamserve.execution.model.experts import in_halves, stack_of
+from streamserve.execution.model.experts import TENSORS, in_halves, stack_of
 from streamserve.execution.model.shapes import is_stacked, matrix_shapes
 from streamserve.execution.model.spec import ModelSpec
 from streamserve.protocol.errors import CheckpointError
@@ -60,18 +60,24 @@ class SafetensorsWeights:
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
         self._checkpoint, self._spec = checkpoint, spec
+        self._tensors = spec.experts.tensors if spec.experts else TENSORS
         self._shapes = matrix_shapes(spec)
 
     def floats(self, module: str, dtype: torch.dtype) -> Tensor:
         if not is_stacked(self._spec, module):
             return self._checkpoint.tensor([f"{module}.weight"], dtype)
-        return in_halves(module, self._checkpoint.floats(*stack_of(module), dtype).T)
+        matrix = self._checkpoint.floats(*stack_of(module), dtype)
+        return self._in_order(module, matrix.T if self._tensors.transposed else matrix)
 
     def bias(self, module: str, dtype: torch.dtype) -> Tensor:
         if not is_stacked(self._spec, module):
             return self._checkpoint.tensor([f"{module}.bias"], dtype)
         stack, number = stack_of(module)
-        return in_halves(module, self._checkpoint.floats(f"{stack}_bias", number, dtype))
+        return self._in_order(module, self._checkpoint.floats(f"{stack}_bias", number, dtype))
+
+    def _in_order(self, module: str, rows: Tensor) -> Tensor:
+        """Return the rows of a stack's matrix in the order of the model."""
+        return in_halves(module, rows) if self._tensors.alternating else rows.contiguous()
 
     def view(self, module: str) -> Tensor | None:
         name = f"{module}.weight"

@@ -14,7 +14,7 @@ from streamserve.execution.model.lora.step import adapted
 from streamserve.execution.model.lora.types import StepAdapters
 from streamserve.execution.model.lora.weights import LinearKind
 from streamserve.execution.model.mixture import mix
-from streamserve.execution.model.rope import Rotations, distinct_ropes, rotate
+from streamserve.execution.model.rope import Rotations, distinct_ropes, query_scales, rotate
 from streamserve.execution.model.spec import ModelSpec
 
 
@@ -80,12 +80,13 @@ class Model:
         [rows]. `attention` must have planned this step. `lora`: the rows' adapters; None if no row has
         one."""
         cos, sin = self._rotations.at(positions, self.dtype)
+        scales = self._query_scales(positions)
         hidden = scaled(self.embedding[tokens], self.embedding_multiplier)
         for number, layer in enumerate(self.layers):
             rope = self._rope_of[number]
             cos_sin = None if rope < 0 else (cos[rope], sin[rope])
             x = self._norm(hidden, layer.attention_norm)
-            x = self._attend(number, layer, x, cos_sin, attention, lora)
+            x = self._attend(number, layer, x, cos_sin, scales, attention, lora)
             hidden = hidden + self._added(x, layer.attention_post_norm)
             x = self._mlp(number, layer, self._norm(hidden, layer.mlp_norm), lora)
             hidden = hidden + self._added(x, layer.mlp_post_norm)
@@ -102,6 +103,7 @@ class Model:
         layer: LayerWeights,
         x: Tensor,
         cos_sin: tuple[Tensor, Tensor] | None,
+        scales: Tensor | None,
         attention: AttentionBackend,
         lora: StepAdapters | None,
     ) -> Tensor:
@@ -115,8 +117,14 @@ class Model:
             qk = self._norm(qk, layer.head_norm)
         if cos_sin:
             qk = rotate(qk, *cos_sin)
-        attended = attention.run(number, qk[:, :heads], qk[:, heads:], v, layer.sinks)
+        queries = qk[:, :heads] if scales is None else qk[:, :heads] * scales.view(-1, 1, 1)
+        attended = attention.run(number, queries, qk[:, heads:], v, layer.sinks)
         return adapted(layer.out, attended.view(len(x), -1), lora, (number, LinearKind.OUT))
+
+    def _query_scales(self, positions: Tensor) -> Tensor | None:
+        """Return the factors of the rows' queries; None if all are 1."""
+        scaling = self.spec.query_scaling
+        return query_scales(scaling, positions, self.dtype) if scaling else None
 
     def _mlp(self, number: int, layer: LayerWeights, x: Tensor, lora: StepAdapters | None) -> Tensor:
         experts = self.spec.experts_of(number)

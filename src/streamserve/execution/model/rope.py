@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from streamserve.execution.model.rope_spec import RopeSpec
+from streamserve.execution.model.rope_spec import QueryScaling, RopeSpec
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,15 @@ def _yarn(rope: RopeSpec, frequencies: Tensor, dim: int) -> Tensor:
     width = high - low or 0.001
     stretched = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return frequencies / rope.factor * stretched + frequencies * (1 - stretched)
+
+
+def query_scales(scaling: QueryScaling, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the factors of the queries at `positions` (int64): [rows] in `dtype`. The logarithm is Python's,
+    because the last bit of torch's depends on the processor."""
+    steps = positions // scaling.positions
+    count = int(steps.max()) + 1 if len(steps) else 0
+    factors = torch.tensor([1 + scaling.beta * math.log(1 + step) for step in range(count)])
+    return factors.to(positions.device, dtype)[steps]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

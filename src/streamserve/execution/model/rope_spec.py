@@ -17,6 +17,9 @@ MAX_POSITIONS = 1 << 24
 MAX_FACTOR = 65536.0
 """Maximum factor that stretches rotary embeddings: from 256 positions to `MAX_POSITIONS`."""
 
+QUERY_SCALING = "llama_4_scaling_beta"
+"""The rope parameter that scales queries by position."""
+
 UNSUPPORTED = ("alpha", "long_mscale", "mrope_section", "short_mscale")
 """Fields of rope parameters that change the result, and are not supported with any `rope_type`."""
 
@@ -68,6 +71,14 @@ class RopeSpec:
         return replace(self, factors=self.long_factors if longer else self.factors, long_factors=())
 
 
+@dataclass(frozen=True)
+class QueryScaling:
+    """A factor of queries that grows with their position p: 1 + beta · ln(1 + ⌊p / positions⌋)."""
+
+    beta: float
+    positions: int
+
+
 def served_positions(positions: int, ropes: Sequence[RopeSpec | None]) -> int:
     """Return the number of positions of a model whose config has `positions`. With "yarn" it is `factor`
     times the original length, as in vLLM: model cards add this scaling to configs that have the unscaled
@@ -115,12 +126,12 @@ def _parameters_by_layer(config: Fields) -> tuple[Fields, Fields]:
     return full, sliding
 
 
-def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partial: bool) -> int:
-    """Return the number of a head's dimensions that are rotated: all, unless the architecture allows a
-    `partial` rotation."""
+def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partial: float | None) -> int:
+    """Return the number of a head's dimensions that are rotated. `partial`: the architecture's default of
+    their share; None: all are."""
     holder = config if parameters.get("partial_rotary_factor") is None else parameters
-    share = holder.number("partial_rotary_factor", 1.0, maximum=1.0)
-    if share != 1 and not partial:
+    share = holder.number("partial_rotary_factor", partial or 1.0, maximum=1.0)
+    if share != 1 and partial is None:
         holder.refuse("partial_rotary_factor", "other than 1 is not supported")
     rotated = int(head_dim * share)
     if rotated < 2 or rotated % 2:
@@ -146,7 +157,7 @@ def _read_rope(
     config: Fields, parameters: Fields, family: Architecture, theta: float, rotated: int
 ) -> RopeSpec:
     """Return the rotary embedding with `parameters`; `theta` is the base wavelength if these have none."""
-    for name in UNSUPPORTED:
+    for name in UNSUPPORTED if family.scales_queries else (*UNSUPPORTED, QUERY_SCALING):
         if parameters.get(name) is not None:
             parameters.refuse(name, "is not supported")
     theta = parameters.number("rope_theta", theta, 1.0, MAX_THETA)
@@ -171,6 +182,14 @@ def _read_rope(
     if kind == "longrope":
         return _longrope(config, parameters, theta, original, rotated)
     return _yarn(parameters, theta, original)
+
+
+def read_query_scaling(parameters: Fields) -> QueryScaling | None:
+    """Return the scaling of queries in rope parameters; None if there is none."""
+    if not parameters.get(QUERY_SCALING):
+        return None
+    beta = parameters.number(QUERY_SCALING, None, 1e-6, 1e6)
+    return QueryScaling(beta, parameters.integer(ORIGINAL, maximum=MAX_POSITIONS))
 
 
 def _original_positions(config: Fields, parameters: Fields, family: Architecture) -> int:

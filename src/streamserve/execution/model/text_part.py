@@ -5,9 +5,10 @@ other parts, such as a vision tower, are not loaded.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from streamserve.execution.model.architectures import ARCHITECTURES, Architecture, ExpertTensors, Mixture
 from streamserve.execution.model.fields import Fields, shown
 
 OTHER_PARTS = tuple(
@@ -17,7 +18,7 @@ OTHER_PARTS = tuple(
 )
 """Prefixes of tensors that are no part of the text model."""
 
-_SHARED = ("dtype", "torch_dtype", "eos_token_id", "quantization_config")
+_SHARED = ("eos_token_id", "quantization_config")
 """Fields of the text model that a config may have at the top instead of in `text_config`."""
 
 _ROPES = ("rope_parameters", "rope_scaling")
@@ -28,43 +29,67 @@ that the embedding is the plain one."""
 
 @dataclass(frozen=True)
 class TextPart:
-    """The text part of a multimodal architecture: the `architecture` that computes it, its possible
-    `model_types` in configs, and the `defaults` of transformers' class for it that the architecture lacks."""
+    """The text part of a multimodal architecture: the `architectures` that compute it, by its model_type in
+    configs, and the `defaults` of transformers' class for it that the architecture lacks. `mixture` replaces
+    the architecture's mixture of experts."""
 
-    architecture: str
-    model_types: tuple[str, ...]
+    architectures: Mapping[str, str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    mixture: Mixture | None = None
 
 
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart(
-        "Gemma3ForCausalLM",
-        ("gemma3_text",),
+        {"gemma3_text": "Gemma3ForCausalLM"},
         {
             "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
             "num_attention_heads": 8, "max_position_embeddings": 131_072,
         },
     ),
-    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", ("mistral",)),
-    "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", ("qwen2_vl_text", "qwen2_vl")),
-    "Qwen2_5_VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", ("qwen2_5_vl_text", "qwen2_5_vl")),
-    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", ("qwen3_vl_text",)),
+    "Mistral3ForConditionalGeneration": TextPart(
+        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+    ),
+    "Qwen2VLForConditionalGeneration": TextPart(
+        dict.fromkeys(("qwen2_vl_text", "qwen2_vl"), "Qwen2ForCausalLM")
+    ),
+    "Qwen2_5_VLForConditionalGeneration": TextPart(
+        dict.fromkeys(("qwen2_5_vl_text", "qwen2_5_vl"), "Qwen2ForCausalLM")
+    ),
+    "Qwen3VLForConditionalGeneration": TextPart({"qwen3_vl_text": "Qwen3ForCausalLM"}),
+    "Qwen3VLMoeForConditionalGeneration": TextPart(
+        {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
+        {"num_key_value_heads": 16, "rope_theta": 500_000.0},
+        Mixture(ExpertTensors(gate_up=("gate_up_proj",), stacked=True), normalized=True),
+    ),
 }  # fmt: skip
 """The multimodal architectures whose text part is served."""
 
 
-def text_fields(config: Fields, part: TextPart) -> Fields:
-    """Return the config of the text part. Configs of Qwen2-VL before transformers 4.52 have its fields at the
-    top. Raises CheckpointError for an unsupported text model."""
+def text_fields(config: Fields, part: TextPart) -> tuple[Fields, str]:
+    """Return the config of the text part, and its architecture. Configs of Qwen2-VL before transformers 4.52
+    have its fields at the top. Raises CheckpointError for an unsupported text model."""
     nested = config.nested("text_config") or config
-    if nested.get("model_type") not in part.model_types:
-        supported = ", ".join(map(repr, part.model_types))
-        nested.refuse(
-            "model_type", f"{shown(nested.get('model_type'))} is not supported (supported: {supported})"
-        )
+    model_type = nested.get("model_type")
+    if not isinstance(model_type, str) or model_type not in part.architectures:
+        supported = ", ".join(map(repr, part.architectures))
+        nested.refuse("model_type", f"{shown(model_type)} is not supported (supported: {supported})")
     outer = {name: config.values[name] for name in _SHARED if name in config.values}
     values = {**part.defaults, **outer, **nested.values}
-    return Fields(nested.name, values | {name: _plain(values[name]) for name in _ROPES if name in values})
+    if dtype := config.get("dtype") or config.get("torch_dtype"):  # of the whole model, as in transformers
+        values["dtype"] = dtype
+    values |= {name: _plain(values[name]) for name in _ROPES if name in values}
+    return Fields(nested.name, values), part.architectures[model_type]
+
+
+def text_family(config: Fields, part: TextPart, architecture: str) -> Architecture:
+    """Return the properties of the text part's architecture. A quantized checkpoint has a tensor for each
+    expert, as that of a text model has."""
+    family = ARCHITECTURES[architecture]
+    if part.mixture is None:
+        return family
+    quantized = config.get("quantization_config") is not None
+    mixture = replace(part.mixture, tensors=ExpertTensors()) if quantized else part.mixture
+    return replace(family, mixture=mixture)
 
 
 def _plain(parameters: Any) -> Any:

@@ -13,7 +13,7 @@ from streamserve.execution.backends.cuda.linear import WideLinear
 from streamserve.execution.backends.cuda.operations import Operations
 from streamserve.execution.compute.kv_cache import KVCache
 from streamserve.execution.model.forward import LayerWeights, Model, scaled
-from streamserve.execution.model.rope import Rotations, distinct_ropes
+from streamserve.execution.model.rope import Rotations, distinct_ropes, query_scales
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,11 @@ class DeviceModel:
         device = model.embedding.device
         ropes, self._rope_of = distinct_ropes(self.spec.ropes)
         rotations = Rotations.of(ropes, self.spec.rotary_dim).to(device)
-        cos, sin = rotations.at(torch.arange(max_positions, device=device), model.dtype)
+        positions = torch.arange(max_positions, device=device)
+        cos, sin = rotations.at(positions, model.dtype)
         self._turns = list(zip(cos, sin, strict=True))
+        scaling = self.spec.query_scaling
+        self._query_scales = query_scales(scaling, positions, model.dtype) if scaling else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -116,6 +119,8 @@ class DeviceModel:
             heads, spec.num_kv_heads,
         )  # fmt: skip
         queries = qkv.view(len(qkv), -1, dim)[:, :heads]
+        if self._query_scales is not None:
+            queries.mul_(self._query_scales[inputs.positions].view(-1, 1, 1))
         attended = torch.empty(len(qkv), heads, dim, dtype=qkv.dtype, device=qkv.device)
         operations.attention.attend(
             queries, cache.data[number], inputs.works[spec.windows[number]], inputs.tables, inputs.limits,

@@ -50,15 +50,20 @@ class Spans:
         self._structs = (SpanStruct * len(layout.parts)).from_buffer_copy(structs)
 
     def step(
-        self, cos: Tensor | None = None, sin: Tensor | None = None, lora: LoraStruct | None = None
+        self,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+        lora: LoraStruct | None = None,
+        query_scales: Tensor | None = None,
     ) -> StepStruct:
-        """Return the step's structure for the kernels. `cos` and `sin` rotate the rows' queries and keys;
-        `lora` has the rows' adapters."""
+        """Return the step's structure for the kernels. `cos` and `sin` rotate the rows' queries and keys,
+        `query_scales` multiply the queries, and `lora` has the rows' adapters."""
         return StepStruct(
             spans=cast(self._structs, POINTER(SpanStruct)),
             slots=self.slots.ctypes.data,
             cos=None if cos is None else cos.data_ptr(),
             sin=None if sin is None else sin.data_ptr(),
+            query_scales=None if query_scales is None else query_scales.data_ptr(),
             lora=None if lora is None else pointer(lora),
             span_count=len(self._structs),
             rows=self.rows,

@@ -92,7 +92,8 @@ class NativeModel(Model):
         hidden = self._embed(tokens)
         data = attention.cache.data
         struct = step_struct(lora) if lora else None
-        step = attention.spans.step(cos, sin, struct)
+        scales = self._query_scales(positions)
+        step = attention.spans.step(cos, sin, struct, scales)
         cache = CacheStruct(
             data=data.data_ptr(),
             layer_stride=data.stride(0) * data.itemsize,
@@ -188,8 +189,14 @@ def _experts_struct(weights: ExpertWeights, experts: Experts) -> ExpertsStruct:
         router=_struct_of(weights.router),
         gate_up=array(*gate_up),
         down=array(*down),
+        correction=None if weights.correction is None else weights.correction.data_ptr(),
         count=experts.count,
         chosen=experts.chosen,
+        groups=experts.groups,
+        chosen_groups=experts.chosen_groups,
         shared=experts.shared_size > 0,
+        gated=experts.shared_gated,
         normalized=experts.normalized,
+        sigmoid=experts.sigmoid,
+        scale=experts.scale,
     )

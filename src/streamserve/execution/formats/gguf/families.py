@@ -8,6 +8,14 @@ from streamserve.execution.model.experts import TENSORS
 WINDOW, PATTERN, LOCAL_BASE = (
     "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa",
 )  # fmt: skip
+TEMPERATURE, YARN_LOGARITHM = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
+
+SECTIONS, DEEPSTACK = "rope.dimension_sections", "n_deepstack_layers"
+DENSE, SHARED_COUNT, SCALE, GROUPS, CHOSEN_GROUPS, PREDICTORS = (
+    "leading_dense_block_count", "expert_shared_count", "expert_weights_scale", "expert_group_count",
+    "expert_group_used_count", "nextn_predict_layers",
+)  # fmt: skip
+SIGMOID_EXPERTS = frozenset({DENSE, SHARED_COUNT, SCALE, GROUPS, CHOSEN_GROUPS, PREDICTORS})
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,9 @@ class Family:
     * `unrotated`: the last of every `unrotated` layers has no rotary embedding (0: all have one).
     * `normalized`: the weights of a token's experts are divided by their sum (None: experts are not
       supported).
+    * `multimodal`: it is the text part of a model whose vision tower is in another file.
+    * `predictors`: the last blocks may predict further tokens; the file has their number.
+    * `optional_qk_norm`: there is a norm of queries and keys if the file has its tensors.
     * `expert_tensors`: the names of experts' tensors in Hugging Face layout.
     * `wide_layers`: a model with this number of layers scales queries by hidden_size / heads, which GGUF does
       not record.
@@ -43,6 +54,9 @@ class Family:
     whole_yarn: bool = True
     unrotated: int = 0
     normalized: bool | None = None
+    multimodal: bool = False
+    predictors: bool = False
+    optional_qk_norm: bool = False
     expert_tensors: ExpertTensors = TENSORS
     wide_layers: int = 0
 
@@ -50,10 +64,22 @@ class Family:
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", permuted=True, period=0, normalized=True),
     "mistral": Family("MistralForCausalLM", permuted=True, period=0),
+    "mistral3": Family(
+        "Ministral3ForCausalLM", permuted=True, entries=frozenset({TEMPERATURE, YARN_LOGARITHM})
+    ),
     "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen2vl": Family("Qwen2ForCausalLM", multimodal=True, entries=frozenset({SECTIONS})),
     "qwen3": Family("Qwen3ForCausalLM"),
+    "qwen3vl": Family("Qwen3ForCausalLM", multimodal=True, entries=frozenset({SECTIONS, DEEPSTACK})),
     "qwen2moe": Family("Qwen2MoeForCausalLM", normalized=False),
     "qwen3moe": Family("Qwen3MoeForCausalLM", normalized=True),
+    "qwen3vlmoe": Family(
+        "Qwen3MoeForCausalLM", normalized=True, multimodal=True, entries=frozenset({SECTIONS, DEEPSTACK})
+    ),
+    "glm4moe": Family(
+        "Glm4MoeForCausalLM", post_norm=True, normalized=False, predictors=True, optional_qk_norm=True,
+        expert_tensors=ExpertTensors(shared="shared_experts"), entries=SIGMOID_EXPERTS,
+    ),
     "gemma2": Family(
         "Gemma2ForCausalLM", post_norm=True, period=2, window=4096, wide_layers=46,
         entries=frozenset({PATTERN, LOCAL_BASE, "attn_logit_softcapping", "final_logit_softcapping"}),
@@ -68,6 +94,7 @@ FAMILIES = {
         entries=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
     ),
     "smollm3": Family("SmolLM3ForCausalLM", permuted=True, unrotated=4),
+    "olmoe": Family("OlmoeForCausalLM", normalized=False),
     "olmo2": Family(
         "Olmo2ForCausalLM", post_norm=True, period=4, plain_local=True,
         entries=frozenset({PATTERN, LOCAL_BASE}),

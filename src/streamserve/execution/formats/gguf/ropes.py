@@ -5,12 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from streamserve.execution.formats.gguf.families import FAMILIES, LOCAL_BASE, PATTERN, WINDOW, Family
+from streamserve.execution.formats.gguf.families import (
+    FAMILIES,
+    LOCAL_BASE,
+    PATTERN,
+    SECTIONS,
+    TEMPERATURE,
+    WINDOW,
+    YARN_LOGARITHM,
+    Family,
+)
 from streamserve.execution.formats.gguf.names import ROPE_FREQUENCIES, ROPE_LONG, ROPE_SHORT
 from streamserve.execution.model.rope_spec import (
     MAX_FACTOR,
     MAX_POSITIONS,
     MAX_THETA,
+    QueryScaling,
     RopeSpec,
     too_many_positions,
 )
@@ -34,12 +44,32 @@ def read_layers(model: GgufModel, name: str, layers: int, rotated: int) -> Layer
     """Return the rotary embedding, over `rotated` dimensions, and the sliding window of each layer. `name` is
     the architecture's name in the file."""
     family = FAMILIES[name]
+    _check_sections(model.metadata, name)
     rope = _rope(model, name, family, rotated)
     local = _local_rope(model.metadata, name, family, rope)
     windows = _windows(model.metadata, name, family, layers)
     unrotated = [family.unrotated > 0 and (layer + 1) % family.unrotated == 0 for layer in range(layers)]
     ropes = [local if window else rope for window in windows]
     return tuple(None if skips else rope for skips, rope in zip(unrotated, ropes, strict=True)), windows
+
+
+def _check_sections(metadata: Metadata, name: str) -> None:
+    """Raise CheckpointError if pairs of dimensions are rotated by something else than time, height or width.
+    These three positions of a token are equal in a text, so that the embedding is the plain one."""
+    sections = metadata.entries.get(f"{name}.{SECTIONS}")
+    if sections is None:
+        return
+    if not isinstance(sections, np.ndarray) or len(sections) not in (3, 4) or sections[3:].any():
+        metadata.refuse(
+            f"{name}.{SECTIONS}", f"must have sections of time, height and width, not {shown(sections)}"
+        )
+
+
+def read_query_scaling(metadata: Metadata, name: str) -> QueryScaling | None:
+    """Return the scaling of queries by position; None if there is none."""
+    beta = metadata.number(f"{name}.{TEMPERATURE}", 0.0, 0.0, 1e6)
+    positions = metadata.integer(f"{name}.{ORIGINAL}", maximum=MAX_POSITIONS) if beta else 0
+    return QueryScaling(beta, positions) if beta else None
 
 
 def _windows(metadata: Metadata, name: str, family: Family, layers: int) -> tuple[int | None, ...]:
@@ -118,7 +148,9 @@ def _yarn(metadata: Metadata, prefix: str, theta: float, truncate: bool) -> Rope
     original = metadata.integer(prefix + ORIGINAL, maximum=MAX_POSITIONS)
     if reason := too_many_positions(factor, original):
         metadata.refuse(prefix + FACTOR, reason)
-    amplitude = 0.1 * math.log(factor) + 1.0
+    amplitude = _yarn_amplitude(factor, 1.0)
+    if logarithm := metadata.number(prefix + YARN_LOGARITHM, 0.0, 0.0, 1e6):  # mscale_all_dim; mscale is 1
+        amplitude /= _yarn_amplitude(factor, logarithm)
     # Converters write here the amplitude that transformers uses, and llama.cpp applies it a second time. So
     # only values are supported with which both agree.
     for name, only in ((EXTRAPOLATION, 1.0), (YARN_AMPLITUDE, amplitude)):
@@ -135,6 +167,10 @@ def _yarn(metadata: Metadata, prefix: str, theta: float, truncate: bool) -> Rope
         truncate=truncate,
         amplitude=amplitude,
     )
+
+
+def _yarn_amplitude(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0
 
 
 def _factors(model: GgufModel, name: str, count: int) -> tuple[float, ...]:

@@ -154,6 +154,14 @@ void add_to(T* to, const T* x, int size) {
     for (; i < size; i++) put(to[i], widen(to[i]) + widen(x[i]));
 }
 
+// Multiply `size` numbers by `factor`.
+template <class V, class T>
+void scale(T* numbers, T factor, int size) {
+    int i = 0;
+    for (; i + V::lanes <= size; i += V::lanes) (V::load(numbers + i) * V::set(widen(factor))).store(numbers + i);
+    for (; i < size; i++) put(numbers[i], widen(numbers[i]) * widen(factor));
+}
+
 // Apply rotary embedding to `dim` numbers in place: numbers i and i + dim / 2 are rotated by cos[i] and sin[i].
 template <class V, class T>
 void rotate(T* head, const T* cos, const T* sin, int dim) {

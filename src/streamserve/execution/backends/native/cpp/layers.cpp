@@ -211,6 +211,9 @@ class Runner {
                 rotate<V, T>(own + size_t(head) * size_t(dim), cos, sin, model_.rotary);
             }
         }
+        if (step_.query_scales) {
+            scale<V, T>(own, static_cast<const T*>(step_.query_scales)[row], heads * dim);
+        }
         write_slot<V, T>(cache, step_.slots[row], keys, own + size_t(turned) * size_t(dim));
     }
 

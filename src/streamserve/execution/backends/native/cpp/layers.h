@@ -8,16 +8,23 @@
 namespace streamserve {
 
 // A mixture of experts. The router, in float32, has an output for each of `count` experts; each row takes the
-// `chosen` experts with the largest outputs. If there is a `shared` expert, which all rows take, the router
-// has one more output: its gate. `gate_up` and `down` are the matrices of the experts, then of the shared
-// expert. `normalized`: the weights of the chosen experts sum to 1.
+// `chosen` experts with the largest outputs. All rows take a `shared` expert; if it is `gated`, the router has one more
+// output: its gate. `gate_up` and `down` are the matrices of the experts, then of the shared expert.
+//
+// The weights of the chosen experts are the softmax of the outputs, or with `sigmoid` their sigmoids. They sum to 1 if
+// `normalized`, and are then multiplied by `scale`. With `sigmoid`, the sigmoid plus `correction` [count] chooses
+// (null: plus 0), and only within the `chosen_groups` of `groups` equal groups of experts that have the largest sums of
+// their two largest numbers.
 struct Experts {
     Linear router;
     const Linear *gate_up, *down;
-    int32_t count, chosen, shared, normalized;
+    const float* correction;
+    int32_t count, chosen, groups, chosen_groups, shared, gated, normalized, sigmoid;
+    float scale;
 };
-ABI_STRUCT(Experts, ABI_FIELD(router), ABI_FIELD(gate_up), ABI_FIELD(down), ABI_FIELD(count), ABI_FIELD(chosen),
-           ABI_FIELD(shared), ABI_FIELD(normalized));
+ABI_STRUCT(Experts, ABI_FIELD(router), ABI_FIELD(gate_up), ABI_FIELD(down), ABI_FIELD(correction), ABI_FIELD(count),
+           ABI_FIELD(chosen), ABI_FIELD(groups), ABI_FIELD(chosen_groups), ABI_FIELD(shared), ABI_FIELD(gated),
+           ABI_FIELD(normalized), ABI_FIELD(sigmoid), ABI_FIELD(scale));
 
 // One layer's weights. Norms are float32, or null where a layer has none:
 //
@@ -51,18 +58,20 @@ ABI_STRUCT(Model, ABI_FIELD(layers), ABI_FIELD(hidden), ABI_FIELD(heads), ABI_FI
            ABI_FIELD(rotary), ABI_FIELD(path), ABI_FIELD(type), ABI_FIELD(wide_norms), ABI_FIELD(joint_head_norm),
            ABI_FIELD(epsilon), ABI_FIELD(residual_scale), ABI_FIELD(scoring), ABI_FIELD(gating));
 
-// A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] are of the model's type. `slots` [rows]: numbers
-// of the rows' slots in the cache. `lora`: the rows' adapters; null if no row has one.
+// A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] and `query_scales` [rows] are of the model's type.
+// `query_scales` multiply the queries after their rotation; null: nothing does. `slots` [rows]: numbers of the rows'
+// slots in the cache. `lora`: the rows' adapters; null if no row has one.
 struct Step {
     const Span* spans;
     const int64_t* slots;
     const void* cos;
     const void* sin;
+    const void* query_scales;
     const Lora* lora;
     int32_t span_count, rows;
 };
-ABI_STRUCT(Step, ABI_FIELD(spans), ABI_FIELD(slots), ABI_FIELD(cos), ABI_FIELD(sin), ABI_FIELD(lora),
-           ABI_FIELD(span_count), ABI_FIELD(rows));
+ABI_STRUCT(Step, ABI_FIELD(spans), ABI_FIELD(slots), ABI_FIELD(cos), ABI_FIELD(sin),
+           ABI_FIELD(query_scales), ABI_FIELD(lora), ABI_FIELD(span_count), ABI_FIELD(rows));
 
 // The cache of all layers, `layer_stride` bytes apart, with vectors as in CacheLayer. `written` counts the
 // layers whose keys and values have been written, over all steps: so an observer may read a layer while the
