@@ -129,3 +129,12 @@ def test_the_tokens_are_the_whole_grammar(text: str) -> None:
 )  # fmt: skip
 def test_terminals_that_may_match_several_line_breaks(lark: str, repeats: bool) -> None:
     assert repeats_line_breaks(lark) is repeats
+
+
+def test_terminals_that_consist_of_each_other_take_a_limited_time() -> None:
+    """Each terminal consists of the next one, twice; the last ones consist of each other."""
+    lines = [f"A{number}: A{number + 1} A{number + 1}" for number in range(200)]
+    lark = "\n".join(["start: A0", *lines, "A200: A199 /\\n/"])
+    assert not repeats_line_breaks(lark)
+    assert repeats_line_breaks(lark + "+")
+    assert escaped_lark(lark).count("terminal-a") > 400

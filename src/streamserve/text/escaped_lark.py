@@ -11,7 +11,8 @@ and repetitions become rules over characters, and so do terminals, which may con
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from streamserve.text.lark import (
     ESCAPED,
@@ -96,7 +97,7 @@ def _definitions(statement: re.Match[str]) -> str:
 def _escaped(token: LarkToken, terminals: Mapping[str, str]) -> str:
     """Return a token of a rule or a terminal as a part of a rule."""
     if token.kind == "name" and token.text in terminals:
-        return f"terminal-{token.text.strip('_').lower()}"
+        return f"terminal-{token.text.lower()}"
     if token.kind == "string":
         return _escaped_string(token.text)
     if token.kind == "range":
@@ -180,7 +181,7 @@ def _repeated(atom: Atom, operator: str, case: str) -> str:
     """Return the repetition of one character: runs of characters that are not escaped, and escapes."""
     if atom.single:
         return f"/{one_of(atom)}/{operator}"
-    return f"(/{_plain(atom)}+/{case} | /{_escape(atom)}/){operator}"
+    return f"(/{_plain(atom)}+/{case} | /{_escape(atom.escaped)}/){operator}"
 
 
 def _rule_parts(parts: Sequence[Part], case: str) -> Iterator[str]:
@@ -204,7 +205,7 @@ def one_of(atom: Atom) -> str:
     """Return the pattern of the escapes of the characters that `atom` matches."""
     if not atom.escaped:
         return atom.text
-    return _escape(atom) if atom.single else f"(?:{_plain(atom)}|{_escape(atom)})"
+    return _escape(atom.escaped) if atom.single else f"(?:{_plain(atom)}|{_escape(atom.escaped)})"
 
 
 def _plain(atom: Atom) -> str:
@@ -212,10 +213,11 @@ def _plain(atom: Atom) -> str:
     return _PLAIN if atom.text == "." else f"[{atom.text}&&{_PLAIN}]"
 
 
-def _escape(atom: Atom) -> str:
-    """Return the pattern of the escapes of the escaped characters that `atom` matches."""
-    short = "".join(letter for sign, letter in _SHORT.items() if sign in atom.escaped)
-    codes = "|".join(f"{ord(sign):04x}" for sign in sorted(atom.escaped - _SHORT.keys()))
+@lru_cache(maxsize=64)
+def _escape(signs: frozenset[str]) -> str:
+    """Return the pattern of the escapes of characters that JSON escapes."""
+    short = "".join(letter for sign, letter in _SHORT.items() if sign in signs)
+    codes = "|".join(f"{ord(sign):04x}" for sign in sorted(signs - _SHORT.keys()))
     escapes = [f"[{short}]"] if short else []
     escapes += [f"u(?:{codes})"] if codes else []
     return rf"(?-i:\\(?:{'|'.join(escapes)}))"
@@ -230,38 +232,46 @@ def repeats_line_breaks(grammar: str) -> bool:
     """
     try:
         grammar = with_definitions(grammar)
-        terminals = dict(_TERMINAL.findall(grammar))
+        terminals = {name: list(lark_tokens(text)) for name, text in _TERMINAL.findall(grammar)}
         rules = list(lark_tokens(_IGNORE.sub("", _TERMINAL.sub("", grammar))))
-        used = [token.text for token in rules if token.text in terminals]
+        used = _reachable((token.text for token in rules), terminals)
         return any(map(_repeats_in_token, rules)) or any(_repeats(name, terminals) for name in used)
-    except (NotReadable, RecursionError):
+    except NotReadable:
         return True
 
 
-def _repeats(name: str, terminals: Mapping[str, str]) -> bool:
-    """Return whether a terminal may match several line breaks."""
-    tokens = list(lark_tokens(terminals[name]))
+def _reachable(names: Iterable[str], terminals: Mapping[str, Sequence[LarkToken]]) -> set[str]:
+    """Return the terminals among `names`, and those that they consist of."""
+    found: set[str] = set()
+    left = [name for name in names if name in terminals]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += [token.text for token in terminals[name] if token.text in terminals]
+    return found
+
+
+def _repeats(name: str, terminals: Mapping[str, Sequence[LarkToken]]) -> bool:
+    """Return whether a terminal may match several line breaks: by itself, not in the terminals that it
+    consists of."""
+    tokens = terminals[name]
     if any(token.text == "~" for token in tokens):
-        raise NotReadable("the negation ~")
-    repeated = any(token.kind == "repeat" for token in tokens)
-    within = [token.text for token in tokens if token.text in terminals]
-    return (
-        any(map(_repeats_in_token, tokens))
-        or (repeated and any(_has_line_break(token, terminals) for token in tokens))
-        or any(_repeats(each, terminals) for each in within)
-    )
+        raise NotReadable("the operator ~")
+    if any(map(_repeats_in_token, tokens)):
+        return True
+    parts = _reachable([name], terminals) if any(token.kind == "repeat" for token in tokens) else ()
+    return any(_has_line_break(token) for part in parts for token in terminals[part])
 
 
-def _has_line_break(token: LarkToken, terminals: Mapping[str, str]) -> bool:
+def _has_line_break(token: LarkToken) -> bool:
+    """Return whether a literal may match a line break."""
     if token.kind == "string":
         return "\n" in literal_text(token.text)
     if token.kind == "range":
         return "\n" in _range(token.text).escaped
-    if token.kind == "regex":
-        parts = regex_parts(*regex_literal(token.text))
-        return any(isinstance(part, Atom) and "\n" in part.escaped for part in parts)
-    within = lark_tokens(terminals.get(token.text, "")) if token.kind == "name" else ()
-    return any(_has_line_break(each, terminals) for each in within)
+    parts = regex_parts(*regex_literal(token.text)) if token.kind == "regex" else ()
+    return any(isinstance(part, Atom) and "\n" in part.escaped for part in parts)
 
 
 def _repeats_in_token(token: LarkToken) -> bool:

@@ -161,7 +161,7 @@ async def prepared(
     """
     tokenizer = context.llm.tokenizer
     params = chat_sampling(body, context.settings.default_sampling, context.llm.model.vocab_size)
-    large = charge.held > LARGE_REQUEST
+    large = charge.held > LARGE_REQUEST or any(tool.get("type") == "custom" for tool in body.tools)
     tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body, ignored))
     prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools, ignored)
     thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.template_signs)
