@@ -257,10 +257,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
-    tools: Annotated[list[dict[str, Any]], about("functions that the model may call")] = []
+    tools: Annotated[list[dict[str, Any]], about("functions and custom tools that the model may call")] = []
     tool_choice: Annotated[
         str | dict[str, Any] | None,
-        about("none, auto, required, one function that must be called, or some of the tools"),
+        about("none, auto, required, one tool that must be called, or some of the tools"),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("if false, the model makes at most one call")] = None
     include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True

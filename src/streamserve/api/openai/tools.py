@@ -85,14 +85,7 @@ def requested_tools(
     chosen = {"auto": set(usable), "required": set(usable)}.get(choice, {choice})
     texts = {names[index]: grammar for index, grammar in grammars.items() if names[index] in chosen}
     if choice == "auto":
-        format = find_format(parser, tokenizer.template_signs)
-        if format is None:
-            raise RequestError(
-                "tools: this model's tool call format is not known, as its chat template does not "
-                "show it: use tool_choice required or a named function, or start the server with "
-                "--tool-parser",
-                field="tools",
-            )
+        format = _format(parser, tokenizer)
         strict = {tool["function"]["name"] for tool in tools.rendered if tool["function"].get("strict")}
         constrained = _constrained(functions, schemas, strict, ignored)
         tools = replace(tools, format=format, constrained=_paths(schemas, constrained))
@@ -113,6 +106,18 @@ def requested_tools(
         return replace(tools, grammar=_required(constrained, written, MAX_CALLS if tools.parallel else 1))
     grammar = one_text(written[choice]) if written else json_grammar(constrained[choice], "tools")
     return replace(tools, grammar=grammar, named=choice)
+
+
+def _format(parser: str, tokenizer: Tokenizer) -> Format:
+    """Return the model's own format of calls. Raises RequestError if it is not known."""
+    format = find_format(parser, tokenizer.template_signs)
+    if format is None:
+        raise RequestError(
+            "tools: this model's tool call format is not known, as its chat template does not show it: use "
+            "tool_choice required or a named function, or start the server with --tool-parser",
+            field="tools",
+        )
+    return format
 
 
 def _required(

@@ -28,9 +28,9 @@ def free_calls(
     With `answer`, a message has either calls and no text, or a JSON text that matches this schema. `schemas`
     maps each function's name to the schema of its arguments, and `texts` the names of custom tools to the
     grammars of their inputs. `special` returns the id of a marker, or None if the marker is not a special
-    token. `thought` is the opening tag of the model's reasoning, with which text
-    may not begin: reasoning may mention calls without making one. Raises NotExpressible for a schema that
-    calls in this format cannot follow.
+    token. `thought` is the opening tag of the model's reasoning, with which text may not begin: reasoning may
+    mention calls without making one. Raises NotExpressible for a schema that calls in this format cannot
+    follow.
     """
     if not format.calls:
         raise NotExpressible("calls in this model's format cannot be constrained")
