@@ -45,6 +45,43 @@ def test_an_output_longer_than_the_context_is_limited_with_a_warning(
     assert (exact.status_code, "warning" in exact.headers) == (200, False)
 
 
+def limited(name: str, value: Any) -> dict[str, Any]:
+    return {"options": {name: value}} if name == "num_predict" else {name: value}
+
+
+LIMITS = [
+    *((route, short, limit) for route, short, _, limit, _ in EVERY),
+    ("/v1/chat/completions", {"messages": MESSAGES}, "max_completion_tokens"),
+    ("/api/chat", {"messages": MESSAGES}, "num_predict"),
+    ("/api/generate", {"prompt": PROMPT}, "num_predict"),
+]
+
+
+@pytest.mark.parametrize(("route", "short", "limit"), LIMITS)
+def test_every_integer_beyond_the_context_is_limited(
+    hello: Served, generator: ScriptedGenerator, route: str, short: Any, limit: str
+) -> None:
+    for value in (2**31, 2**31 + 1, 2**63, 2**64, 10**300, 1e300):
+        response = hello.post(route, **short, **limited(limit, value))
+        assert response.status_code == 200, response.text
+        submitted = generator.submitted[-1]
+        left = CONTEXT - len(submitted.prompt)
+        assert submitted.params.max_tokens == left > 0
+        assert f"limited: {limit} to {left}" in response.headers["warning"]
+
+
+@pytest.mark.parametrize(("route", "short", "limit"), LIMITS)
+@pytest.mark.parametrize("value", ["5", True, [5], {}, 5.5])
+def test_a_limit_that_is_not_an_integer_is_refused(
+    hello: Served, generator: ScriptedGenerator, route: str, short: Any, limit: str, value: Any
+) -> None:
+    before = len(generator.submitted)
+    response = hello.post(route, **short, **limited(limit, value))
+    assert response.status_code == 400, response.text
+    assert limit in response.text
+    assert len(generator.submitted) == before
+
+
 def test_the_newer_name_of_the_limit_is_named(hello: Served) -> None:
     labels = {"kind": "limited", "field": "max_completion_tokens"}
     before = hello.metric("ignored_fields_total", **labels)

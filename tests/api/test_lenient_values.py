@@ -46,7 +46,7 @@ def test_whole_numbers_may_be_floats(hello: Served, generator: ScriptedGenerator
     assert response.status_code == 200, response.text
     params = generator.submitted[-1].params
     assert (params.max_tokens, params.n, params.seed, params.top_k) == (5, 2, 7, 3)
-    for value in (5.5, 1e30, -1e30):
+    for value in (5.5, -1e30):
         response = hello.post(COMPLETIONS, prompt="hi", max_tokens=value)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")
 

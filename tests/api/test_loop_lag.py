@@ -87,8 +87,8 @@ def test_each_route_has_its_largest_input(generator: ScriptedGenerator) -> None:
     for route in create_app(generator).routes:
         assert isinstance(route, Route | WebSocketRoute)
         if route.path not in unsupported:
-            methods = route.methods or () if isinstance(route, Route) else ("WEBSOCKET",)
-            routes |= {f"{method} {route.path}" for method in methods}
+            methods = route.methods or set() if isinstance(route, Route) else {"WEBSOCKET"}
+            routes |= {f"{method} {route.path}" for method in methods - {"HEAD"}}
     assert routes == set(LARGEST)
 
 

@@ -61,6 +61,9 @@ ITEMS: Any = [
     {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc"},
     {"type": "function_call_output", "call_id": "c", "output": "o", "status": "completed"},
 ]
+LARK = {"syntax": "lark", "definition": 'start: A\nA: /a"/'}
+CUSTOM = {"name": "c", "description": "d", "format": {"type": "grammar", "grammar": LARK}}
+CUSTOM_CALL = {"id": "i", "type": "custom", "custom": {"name": "c", "input": "x"}}
 CHAT: Any = [
     {"role": "user", "content": [{"type": "text", "text": "hi"}]},
     {"role": "assistant", "tool_calls": [CALL]},
@@ -123,6 +126,22 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("/v1/chat/completions", {"messages": CHAT[:1], "max_tokens": 4, "response_format": FORMAT}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [*CHAT[:1], {"role": "assistant", "tool_calls": [CUSTOM_CALL]}],
+            "tools": [{"type": "custom", "custom": CUSTOM}],
+            "tool_choice": {"type": "custom", "custom": {"name": "c"}},
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [*ITEMS[:1], {"type": "custom_tool_call", "call_id": "c", "name": "c", "input": "x"}],
+            "tools": [{"type": "custom", "name": "c", "format": {"type": "grammar", **LARK}}],
+            "tool_choice": {"type": "custom", "name": "c"},
+        },
+    ),
     ("/v1/completions", {"prompt": ["a"], "stop": ["x"], "stop_token_ids": [1], "logit_bias": {"5": 1}}),
     ("/v1/completions", {"prompt": [1], "guided_json": SCHEMA, "guided_whitespace_pattern": " "}),
     ("/v1/completions", {"prompt": [[1]], "structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}),

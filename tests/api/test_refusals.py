@@ -127,7 +127,7 @@ def test_of_chats(strict: Served, fields: dict[str, Any], param: str, message: s
         ("seed", -(2**63) - 1, "seed is out of range"),
         ("seed", 1.5, "got `float`"),
         ("max_tokens", True, "got `bool`"),
-        ("max_tokens", HUGE, "max_tokens is out of range"),
+        ("max_tokens", HUGE, "max_tokens must be at most"),
         ("min_tokens", -1, "min_tokens must be between 0"),
         ("stop", "", "stop strings must have 1 to"),
         ("stop", ["a", None], "expected `str`, got `null`"),

@@ -15,8 +15,13 @@ import pytest
 
 from streamserve.text.tools.formats import FORMATS
 from tests.campaigns.agents import AgentsCampaign
-from tests.campaigns.agents.conversation import check_exchanges, check_result, environment
-from tests.campaigns.agents.installed import AGENTS, AGENTS_VARIABLE, Address
+from tests.campaigns.agents.conversation import (
+    check_exchanges,
+    check_result,
+    check_status,
+    environment,
+)
+from tests.campaigns.agents.installed import AGENTS, AGENTS_VARIABLE, Address, Agent
 from tests.campaigns.agents.relay import Connection, Relay, Request, open_relay, requests
 from tests.campaigns.agents.scenarios import OTHERS, SCENARIOS, Task, tasks
 from tests.campaigns.outcome import ERROR, UNAVAILABLE, UNCLEAR, UNEXPECTED_5XX, WRONG_TEXT, TrialFailure
@@ -44,7 +49,13 @@ def test_every_agent_has_a_task_in_every_scenario_that_its_tools_permit(tmp_path
     assert {key for key in made if key[0] in with_tools} == {
         (name, scenario) for name in with_tools for scenario in SCENARIOS
     }
-    assert {scenario for name, scenario in made if name == "aider"} == {"read", "write", "interrupt", "cut"}
+    assert {scenario for name, scenario in made if name == "aider"} == {
+        "read",
+        "write",
+        "interrupt",
+        "cut",
+        "ten-turns",
+    }
     cues = [reply.cue for task in made.values() for reply in task.replies]
     assert not [(a, b) for a in cues for b in cues if a is not b and a in b], "no cue is part of another"
 
@@ -66,6 +77,73 @@ def test_the_calls_that_are_nearly_right_are_wrong(tmp_path: Path) -> None:
     assert mark not in last
     assert [text.count(mark) for text in calls] == [0, 1, 0, 2]
     assert [text.count("{") - text.count("}") for text in calls] == [0, 1, 1, 0]
+
+
+def test_a_conversation_of_ten_turns_uses_every_tool_and_ends_in_a_cut_and_an_overflow(
+    tmp_path: Path,
+) -> None:
+    for agent in AGENTS:
+        name = f"{agent.name}-ten-turns"
+        task = tasks([agent], tmp_path)[agent.name, "ten-turns"]
+        assert len(task.prompts) == 10
+        by_cue = {reply.cue: reply.text for reply in task.replies}
+        assert len(by_cue) == len(task.replies), "each step has one reply"
+        ends = [reply for reply in task.replies if "<tool_call>" not in reply.text]
+        assert [reply.endless for reply in ends] == [*[False] * 7, True, False, False]
+        assert task.printed in ends[-1].text
+        assert task.printed not in "".join(reply.text for reply in task.replies[:-1])
+        assert all(text in end.text for text, end in zip(task.before, ends, strict=False))
+        for prompt, end in zip(task.prompts, ends, strict=True):
+            (step,) = (cue for cue in by_cue if cue in prompt)
+            while "<tool_call>" in by_cue[step]:  # each call leads to the next step
+                (step,) = (cue for cue in by_cue if cue in by_cue[step] and cue != step)
+            assert by_cue[step] == end.text
+        if agent.run is not None:
+            text = "".join(by_cue.values())
+            tools = {
+                made[0]
+                for made in (
+                    agent.read(tmp_path),
+                    agent.write(tmp_path, ""),
+                    agent.edit(tmp_path, "", ""),
+                    agent.run(""),
+                )
+            }
+            assert all(f'"name": "{tool}"' in text for tool in tools)
+            assert task.tools == 15
+            assert text.count(f"cat {tmp_path / name}/long") == 6
+
+
+STATUS = replace(TASK, refusable=True, says=["too long"])
+AGENT, NO_STATUS = AGENTS[0], AGENTS[-1]
+
+
+@pytest.mark.parametrize(
+    ("agent", "task", "status", "interrupted", "printed", "passes"),
+    [
+        (AGENT, TASK, 0, False, "", True),
+        (AGENT, TASK, 1, False, "", False),
+        (AGENT, TASK, 1, False, "too long", False),
+        (AGENT, STATUS, 1, False, "prompt is TOO LONG", True),
+        (AGENT, STATUS, 1, False, "error", False),
+        (AGENT, TASK, 1, True, "", True),
+        (AGENT, TASK, -2, True, "", True),
+        (AGENT, TASK, 130, True, "", True),
+        (AGENT, TASK, -11, True, "", False),
+        (AGENT, STATUS, -11, False, "too long", False),
+        (AGENT, TASK, -2, False, "", False),
+        (NO_STATUS, TASK, 1, False, "", True),
+        (NO_STATUS, TASK, -6, False, "", False),
+    ],
+)
+def test_a_failed_end_of_an_agent_fails_the_trial(
+    agent: Agent, task: Task, status: int, interrupted: bool, printed: str, passes: bool
+) -> None:
+    if passes:
+        check_status(agent, task, status, interrupted, printed)
+        return
+    with pytest.raises(TrialFailure, match=f"ended with status {status}"):
+        check_status(agent, task, status, interrupted, printed)
 
 
 def test_an_agent_gets_nothing_but_its_own_environment(
@@ -185,6 +263,10 @@ def test_the_result_is_what_was_printed_and_written(tmp_path: Path) -> None:
     check_result(TASK, tmp_path, "here is the-result")
     check_result(replace(TASK, says=["too long"]), tmp_path, "Error: prompt is TOO LONG")
     check_result(replace(TASK, says=["too long"]), tmp_path, "nothing", compacted=True)
+    earlier = replace(TASK, says=["too long"], before=["one", "two"])
+    check_result(earlier, tmp_path, "one two too long")
+    with pytest.raises(TrialFailure, match="'two'"):
+        check_result(earlier, tmp_path, "one too long")
     with pytest.raises(TrialFailure, match=WRONG_TEXT):
         check_result(TASK, tmp_path, "nothing", compacted=True)
     os.remove(tmp_path / "out")

@@ -10,9 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from streamserve.protocol.grammar import Grammar, check_grammar, to_llguidance
 from streamserve.text.reply_events import CallArguments
-from streamserve.text.tools.formats import FORMATS
+from streamserve.text.tools.formats import FORMATS, NotExpressible
 from streamserve.text.tools.grammar import free_calls
-from streamserve.text.tools.native import NotExpressible
 from streamserve.text.tools.parser import ToolCallParser
 
 WEATHER: dict[str, Any] = {

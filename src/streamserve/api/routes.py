@@ -74,11 +74,11 @@ class BoundRoute(NamedTuple):
     handler: Handler
 
     def router_entry(self) -> routing.Route:
-        """Return Starlette's route with this route's methods only: Starlette would add HEAD to GET."""
+        """Return Starlette's route. To HEAD it answers what it answers to GET: the HTTP server leaves out the
+        body."""
         described = self.route.operation is not None
-        entry = routing.Route(self.route.path, self.handler, include_in_schema=described)
-        entry.methods = {self.route.method, *self.route.also}
-        return entry
+        methods = [self.route.method, *self.route.also]
+        return routing.Route(self.route.path, self.handler, methods=methods, include_in_schema=described)
 
 
 def bound(routes: Iterable[Route[C]], context: C) -> list[BoundRoute]:

@@ -41,8 +41,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     - regex: a regular expression in Rust's syntax.
     - choice: a JSON list of strings.
     - lark: a grammar in llguidance's dialect of Lark; its first rule is `start`.
-    - lark_json: a grammar that refers to JSON Schemas by name: {"lark": "start: … @call …", "schemas":
-      {"call": …}}.
+    - lark_json: a grammar that refers to JSON Schemas, and to grammars in Lark, by name: {"lark": "start: …
+      @call … @text …", "schemas": {"call": …}, "grammars": {"text": …}}.
 
     `after`: the text, or the special token, after which the grammar applies; the text before it is free (a
     model's reasoning). `opening`: the free part must begin with this; if it does not, the grammar applies at
@@ -89,8 +89,9 @@ def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
     elif grammar.kind == "lark":
         _check_lark(grammar.text)
     elif grammar.kind == "lark_json":
-        lark, schemas = _parts(grammar.text)
-        _check_lark(lark)
+        lark, schemas, grammars = _parts(grammar.text)
+        for text in (lark, *grammars.values()):
+            _check_lark(text)
         for schema in schemas.values():
             _check_schema(schema)
 
@@ -102,15 +103,16 @@ def to_llguidance(grammar: Grammar) -> str:
     if grammar.kind == "json":
         body = {"json_schema": _with_blanks(_loads(grammar.text))}
     elif grammar.kind == "regex":
-        body = {"lark_grammar": f"start: /{_in_slashes(grammar.text)}/"}
+        body = {"lark_grammar": f"start: /{in_slashes(grammar.text)}/"}
     elif grammar.kind == "choice":
         body = {"lark_grammar": "start: " + " | ".join(map(_quoted, _loads(grammar.text)))}
     elif grammar.kind == "lark":
         body = {"lark_grammar": grammar.text}
     else:
-        lark, schemas = _parts(grammar.text)
+        lark, schemas, grammars = _parts(grammar.text)
         body = {"lark_grammar": lark}
         named = [{"name": name, "json_schema": _with_blanks(schema)} for name, schema in schemas.items()]
+        named += [{"name": name, "lark_grammar": text} for name, text in grammars.items()]
     if grammar.after == "":
         return json.dumps({"grammars": [body, *named]})
     head = {"lark_grammar": _head(grammar.after, grammar.opening)}
@@ -144,13 +146,16 @@ def _mark(mark: str | int) -> str:
     return f"<[{mark}]>" if isinstance(mark, int) else _quoted(mark)
 
 
-def _parts(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the grammar and the named schemas of a `lark_json` text."""
-    parsed = _loads(text)
-    lark, schemas = (parsed.get("lark"), parsed.get("schemas")) if isinstance(parsed, dict) else (None, None)
-    if not isinstance(lark, str) or not isinstance(schemas, dict):
-        raise ValueError("must be an object with lark (a grammar) and schemas (an object)")
-    return lark, schemas
+def _parts(text: str) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """Return the grammar, the named schemas and the named grammars of a `lark_json` text."""
+    given = _loads(text)
+    parsed = given if isinstance(given, dict) else {}
+    lark, schemas, grammars = parsed.get("lark"), parsed.get("schemas"), parsed.get("grammars", {})
+    if not isinstance(lark, str) or not isinstance(schemas, dict) or not isinstance(grammars, dict):
+        raise ValueError("must be an object with lark (a grammar), schemas and grammars (objects)")
+    if not all(isinstance(each, str) for each in grammars.values()):
+        raise ValueError("must have texts as its grammars")
+    return lark, schemas, grammars
 
 
 def _loads(text: str) -> Any:
@@ -167,7 +172,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _in_slashes(regex: str) -> str:
+def in_slashes(regex: str) -> str:
     """Return `regex` escaped for use between slashes, on one line."""
     names = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
     return re.sub(r"\\[^\n\r]|[/\n\r]", lambda match: names.get(match[0], match[0]), regex)

@@ -55,9 +55,12 @@ def converse(agent: Agent, task: Task, address: Address, work: Path, link: Relay
                 start_new_session=True,
                 preexec_fn=_interruptible,
             )
-            _wait(process, link, interrupted=task.interrupted and not number, printed=printed)
+            interrupted = task.interrupted and not number
+            _wait(process, link, interrupted, printed)
             printed.seek(0)
-            output += printed.read()
+            text = printed.read()
+            check_status(agent, task, process.returncode, interrupted, text)
+            output += text
         _nothing_left(address.home, server)
     return output
 
@@ -82,6 +85,16 @@ def _wait(process: subprocess.Popen[bytes], link: Relay, interrupted: bool, prin
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def check_status(agent: Agent, task: Task, status: int, interrupted: bool, printed: str) -> None:
+    """Raise TrialFailure if an agent ended with a status that it defines for failures, or by a signal other
+    than that of an interruption. It may fail where it says that the context overflows."""
+    stopped = interrupted and status in (-signal.SIGINT, 128 + signal.SIGINT)
+    overflows = task.refusable and any(word in printed.lower() for word in task.says)
+    fails = status > 0 and agent.defines_status and not interrupted and not overflows
+    if not stopped and (status < 0 or fails):
+        raise TrialFailure(ERROR, f"{agent.name} ended with status {status}; printed: {printed[-900:]}")
 
 
 def _streaming(link: Relay) -> bool:
@@ -185,6 +198,9 @@ def _reply(link: Relay, status: int) -> str:
 def check_result(task: Task, work: Path, output: str, compacted: bool = False) -> None:
     """Raise TrialFailure unless the agent has written what its task expects, and has printed its result or
     the reason why there is none."""
+    missing = [text for text in task.before if text not in output]
+    if missing:
+        raise TrialFailure(WRONG_TEXT, f"{missing} is not in the output: {output[-900:]}")
     ended = any(word in output.lower() for word in task.says) or (compacted and bool(task.says))
     if task.printed not in output and not ended:
         raise TrialFailure(WRONG_TEXT, f"{task.printed} is not in the output: {output[-900:]}")

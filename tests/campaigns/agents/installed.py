@@ -56,6 +56,8 @@ class Agent:
     run: Callable[[str], Call] | None = None
     limits_replies: bool = True
     """Whether the agent's requests limit their output, so that a reply without an end is cut."""
+    defines_status: bool = True
+    """Whether the agent ends with status 0 if and only if it has answered the prompt."""
     context: int = 110_000
     """Context length in tokens that the first request fits in, but a conversation with long results does
     not."""
@@ -195,6 +197,7 @@ AGENTS = (
         ("--yes-always", "--no-git", "--restore-chat-history", "--message"),
         _aider,
         limits_replies=False,
+        defines_status=False,
         context=8_000,
     ),
 )

@@ -11,6 +11,9 @@ from tests.scripted_checkpoint import Reply
 LONG = 24_000
 """Characters of a long result: agents pass it to the model whole."""
 LONG_RESULTS = 6
+TURNS = 10
+FIRST_STEP = 10
+"""The first step of a conversation of ten turns: with two digits each, no cue is part of another."""
 OVERFLOWS = ("context", "too long", "compact")
 """Words by which agents say that a conversation does not fit."""
 
@@ -23,8 +26,8 @@ class Task:
     be in the output, and `written` has the files of its folder at the end. `tools` is the minimum number of
     tool results in the longest request. If `interrupted`, the agent is interrupted during the reply to the
     first prompt. If `refusable`, requests may be refused because the context overflows. If the agent prints
-    one of the words in `says`, or has compacted its conversation, it may end without the result. `context` is
-    the model's limit. `seen` must be in a request.
+    one of the words in `says`, or has compacted its conversation, it may end without the result; but it must
+    have printed what `before` has. `context` is the model's limit. `seen` must be in a request.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Task:
     interrupted: bool = False
     refusable: bool = False
     says: Sequence[str] = ()
+    before: Sequence[str] = ()
     context: int | None = None
     seen: str = ""
     arguments: Sequence[str] = ()
@@ -185,6 +189,76 @@ def interrupt(agent: Agent, name: str, folder: Path) -> Task:
     return Task(name, prompts, replies, answer(name), interrupted=True)
 
 
+def ten_turns(agent: Agent, name: str, folder: Path) -> Task:
+    """A conversation of ten prompts: seven that need several tools, a reply without an end that is cut, long
+    results that fill the context, and a last answer. Once the context overflows, the agent may give up."""
+    turns = _turns_with_tools(agent, folder) if agent.run else [[] for _ in range(TURNS - 3)]
+    tooled = agent.run is not None
+    replies: list[Reply] = []
+    prompts: list[str] = []
+    steps = iter(range(FIRST_STEP, 100))
+
+    def turn(number: int, calls: Sequence[Call], said: str = "", endless: bool = False) -> None:
+        here = next(steps)
+        prompts.append(f"Do part {number} of {TURNS}. ({cue(name, here)})")
+        for made in calls:
+            after = next(steps)
+            text = f"Part {number}, step {after}. {cue(name, after)}\n{call(made)}"
+            replies.append(Reply(cue(name, here), text))
+            here = after
+        text = said or f"Part {number} is done: {_done(name, number)}."
+        replies.append(Reply(cue(name, here), text, tooled=tooled, endless=endless))
+
+    for number, calls in enumerate(turns, 1):
+        block = "" if tooled else f"Here it is.\n\ngreet.sh\n```\necho {number} {name}\n```\n"
+        turn(number, calls, block and f"{block}Part {number} is done: {_done(name, number)}.")
+    turn(TURNS - 2, (), f"{name} counts up and up, ", endless=True)
+    turn(TURNS - 1, [agent.run(f"cat {folder}/long")] * LONG_RESULTS if agent.run else ())
+    turn(TURNS, ())
+    line = "All work and no play makes a long line of text.\n"
+    return Task(
+        name,
+        prompts,
+        replies,
+        _done(name, TURNS),
+        files={"notes.txt": "The word is amber.\n", "long": line * (LONG // len(line))},
+        written={"two": "green\n", "out": "5\n"} if tooled else {"greet.sh": f"echo {len(turns)} {name}\n"},
+        tools=sum(map(len, turns)) if tooled else 0,
+        refusable=True,
+        says=OVERFLOWS,
+        before=[_done(name, number) for number in range(1, len(turns) + 1)],
+        context=agent.context,
+        arguments=[] if tooled else ["greet.sh"],
+    )
+
+
+def _done(name: str, number: int) -> str:
+    """Return the word that the agent has to print at the end of a turn."""
+    return f"{answer(name)}-part-{number:02}"
+
+
+def _turns_with_tools(agent: Agent, folder: Path) -> list[list[Call]]:
+    """Return the calls of seven turns of an agent that has all tools."""
+    assert agent.read is not None
+    assert agent.write is not None
+    assert agent.edit is not None
+    assert agent.run is not None
+    script, two = folder / "greet.sh", folder / "two"
+    return [
+        [agent.read(folder / "notes.txt")],
+        [agent.write(script, "echo $((1+2))\n"), agent.run(f"sh {script}")],
+        [
+            agent.read(script),
+            agent.edit(script, "$((1+2))", "$((2+3))"),
+            agent.run(f"sh {script} > {folder}/out"),
+        ],
+        [agent.read(folder / "out"), agent.run(f"ls {folder}")],
+        [agent.write(two, "blue\n"), agent.run(f"cat {two}")],
+        [agent.read(two), agent.edit(two, "blue", "green"), agent.read(two)],
+        [agent.run(f"wc -l {two}"), agent.read(script)],
+    ]
+
+
 SCENARIOS: dict[str, Callable[[Agent, str, Path], Task | None]] = {
     "read": read,
     "write": write,
@@ -192,6 +266,7 @@ SCENARIOS: dict[str, Callable[[Agent, str, Path], Task | None]] = {
     "interrupt": interrupt,
     "cut": cut,
     "overflow": overflow,
+    "ten-turns": ten_turns,
 }
 OTHERS = Reply("", "There is nothing else to do.", tooled=False)
 """The reply to requests of agents that are not part of a task, such as titles and summaries."""

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 
 from streamserve.api.http.ignored_fields import STRICT, IgnoredFields, OtherFields, ignored_of
@@ -17,6 +18,10 @@ from streamserve.api.http.memory import Charge
 from streamserve.api.http.side_thread import SideThread
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.field_errors import Mismatch, mismatch_of
+
+LARGEST = "largest"
+"""The key of a field's `Meta.extra` for the value that all larger integers count as. Without it, an integer
+beyond 64 bits is an error."""
 
 _LARGE_BYTES = 64 << 10
 _LARGE_VALUES = 4096
@@ -122,6 +127,9 @@ def checked(
         name: int(value) if name in integers and isinstance(value, float) and value.is_integer() else value
         for name, value in content.items()
     }
+    for name, largest in _largest_values(kind).items():
+        if isinstance(content.get(name), int):
+            content[name] = min(content[name], largest)
     ignored = IgnoredFields(strict=True) if ignored is None else ignored
     for name, value in content.items():
         if name not in known:
@@ -140,6 +148,14 @@ def _integer_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
     """Return the fields of `kind` that are integers, and no other numbers."""
     types = {name: {hint, *get_args(hint)} for name, hint in get_type_hints(kind).items()}
     return frozenset(name for name, hints in types.items() if int in hints and float not in hints)
+
+
+@cache
+def _largest_values(kind: type[msgspec.Struct]) -> Mapping[str, int]:
+    """Return the fields of `kind` whose large integers count as a smaller value, and this value."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    metas = [(name, meta) for name, hint in hints for meta in get_args(hint)[1:] if isinstance(meta, Meta)]
+    return {name: meta.extra[LARGEST] for name, meta in metas if meta.extra}
 
 
 def _refused(mismatch: Mismatch, kind: type[msgspec.Struct]) -> RequestError:

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: the next message of a conversation."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
 
@@ -17,7 +18,7 @@ from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.leases import routed
 from streamserve.api.model_table import served_name
-from streamserve.api.openai.chat_parts import delta_fields, message_fields
+from streamserve.api.openai.chat_parts import CustomCalls, delta_fields, message_fields
 from streamserve.api.openai.conversation import Conversation, prepared
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -84,6 +85,8 @@ class Chat:
         self._head = head_of(new_id("chatcmpl"), context.llm, served_name(context.llm, body.model))
         self._conversation = conversation
         self._options = NO_OPTIONS
+        custom = conversation.tools.custom if conversation.tools else frozenset()
+        self._calls = defaultdict[int, CustomCalls](lambda: CustomCalls(custom))
 
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events. Raises RequestError if generation fails."""
@@ -132,7 +135,8 @@ class Chat:
         )
 
     def _whole_choice(self, number: int, piece: Piece) -> ChatChoice:
-        message = ChatMessage(**message_fields(piece.events, self._with_reasoning))
+        events = self._calls[number].read(piece.events, final=True)
+        message = ChatMessage(**message_fields(events, self._with_reasoning))
         token_ids = piece.tokens if self._body.return_token_ids else None
         return msgspec.structs.replace(self._choice(number, piece), message=message, token_ids=token_ids)
 
@@ -141,7 +145,8 @@ class Chat:
     ) -> list[ChatChoice]:
         """Build the choices of the stream for a delta; none if all new text is held back. The last has what
         is not in the message."""
-        deltas = [ChatDelta(**fields) for fields in delta_fields(piece.events, self._with_reasoning)]
+        events = self._calls[number].read(piece.events, final=piece.finish is not None)
+        deltas = [ChatDelta(**fields) for fields in delta_fields(events, self._with_reasoning)]
         if not deltas:
             if not (first or piece.logprobs or piece.finish or self._body.return_token_ids):
                 return []

@@ -18,6 +18,7 @@ from streamserve.api.openai.structured import RequestedGrammar, json_grammar, re
 from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError, context_overflow
+from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require
 from streamserve.text.harmony import HarmonyParser
@@ -160,10 +161,12 @@ async def prepared(
     """
     tokenizer = context.llm.tokenizer
     params = chat_sampling(body, context.settings.default_sampling, context.llm.model.vocab_size)
-    large = charge.held > LARGE_REQUEST
+    large = charge.held > LARGE_REQUEST or any(tool.get("type") == "custom" for tool in body.tools)
     tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body, ignored))
     prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools, ignored)
     thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.template_signs)
+    if tools is not None:
+        await _check_texts(context.llm, tools)
     requested = await context.grammar_thread.run_if(
         wants_grammar(body), lambda: _requested_grammar(body, tools, ignored)
     )
@@ -181,6 +184,18 @@ async def prepared(
         message = f"{requested.field}: replies in this model's format, harmony, cannot be constrained"
         raise RequestError(message, field=requested.field)
     return conversation
+
+
+async def _check_texts(llm: Generator, tools: Tools) -> None:
+    """Raise RequestError if the grammar of a custom tool's input does not compile, whether or not outputs are
+    constrained by it."""
+    for path, grammar in tools.texts.items():
+        try:
+            await llm.check_grammar(Grammar(kind="lark", text=grammar.lark), path)
+        except RequestError as error:
+            raise RequestError(
+                error.message, field="tools", status=error.status, retry_after=error.retry_after
+            ) from error
 
 
 async def _check_grammar(llm: Generator, requested: RequestedGrammar, tools: Tools | None) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from streamserve.api.http.memory import Charge
 from streamserve.api.openai.call_arguments import charged_arguments
+from streamserve.api.openai.custom_tools import custom_arguments
 from streamserve.api.openai.open_calls import OpenCalls
 from streamserve.protocol.errors import RequestError
 
@@ -111,6 +112,8 @@ def _checked_calls(calls: Any, where: str, charge: Charge) -> list[dict[str, Any
 def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
     """Return a call in the form that templates expect: its arguments are an object, not text. Any text is
     accepted: it may be what the model wrote."""
+    if isinstance(call, dict) and call.get("type") == "custom":
+        call = _function_of(call, where)
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise RequestError(f"{where} must have the type function, and a function", field="messages")
@@ -125,3 +128,14 @@ def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
         )
     named = {"name": function["name"], "arguments": arguments}
     return {**({"id": call["id"]} if call.get("id") else {}), "type": "function", "function": named}
+
+
+def _function_of(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the call of the function in place of a custom tool."""
+    custom = call.get("custom")
+    if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+        raise RequestError(
+            f"{where}.custom must have the tool's name and its input, a text", field="messages"
+        )
+    function = {"name": custom.get("name"), "arguments": custom_arguments(custom["input"])}
+    return {"id": call.get("id"), "type": "function", "function": function}

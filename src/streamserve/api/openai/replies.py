@@ -134,13 +134,22 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str = ""
 
 
+class Custom(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a custom tool. Its input is text, which a stream has as a whole."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call, or the next delta of call number `index`. The first delta has id, type and name."""
+    """A tool call, or the next delta of call number `index`. The first delta has id, type and name. A call
+    of a custom tool has no function."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
-    function: Function
+    function: Function | UnsetType = UNSET
+    custom: Custom | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):

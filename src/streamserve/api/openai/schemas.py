@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from streamserve.api.http.body import LARGEST
 from streamserve.protocol.sampling import (
     MAX_ALLOWED_TOKENS,
     MAX_CHOICES,
@@ -25,6 +26,16 @@ def about(text: str, **schema: Any) -> Meta:
     limit.
     """
     return Meta(description=text, extra_json_schema=schema or None)
+
+
+LONGEST_OUTPUT = 2**31
+"""The maximum of limits of an output's length, in tokens. It is beyond every context."""
+
+
+def output_limit(text: str, **schema: Any) -> Meta:
+    """Return the description of a field that limits an output's length. Larger integers than
+    `LONGEST_OUTPUT`, without any bound, count as this number."""
+    return Meta(description=text, extra_json_schema=schema, extra={LARGEST: LONGEST_OUTPUT})
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -161,10 +172,9 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     n: Annotated[int | None, about("number of outputs", minimum=1, maximum=MAX_CHOICES)] = None
     max_tokens: Annotated[
         int | None,
-        about(
+        output_limit(
             "maximum number of tokens of one output; limited to what the prompt leaves of the context",
             minimum=0,
-            maximum=2**31,
         ),
     ] = None
     prompt_logprobs: Annotated[
@@ -232,9 +242,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
             examples=[[{"role": "user", "content": "Say hello."}]],
         ),
     ]
-    max_completion_tokens: Annotated[
-        int | None, about("newer name of max_tokens", minimum=0, maximum=2**31)
-    ] = None
+    max_completion_tokens: Annotated[int | None, output_limit("newer name of max_tokens", minimum=0)] = None
     logprobs: Annotated[bool, about("log-probabilities of the tokens")] = False
     top_logprobs: Annotated[
         int | None, about("number of alternatives per token", minimum=0, maximum=MAX_LOGPROBS)
@@ -249,10 +257,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
-    tools: Annotated[list[dict[str, Any]], about("functions that the model may call")] = []
+    tools: Annotated[list[dict[str, Any]], about("functions and custom tools that the model may call")] = []
     tool_choice: Annotated[
         str | dict[str, Any] | None,
-        about("none, auto, required, one function that must be called, or some of the tools"),
+        about("none, auto, required, one tool that must be called, or some of the tools"),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("if false, the model makes at most one call")] = None
     include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True

@@ -2,19 +2,20 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
+from streamserve.api.openai.custom_tools import custom_function
 from streamserve.api.openai.json_schemas import enforceable
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.structured import json_grammar, response_schema
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.grammar import Grammar, check_size
+from streamserve.protocol.grammar import Grammar, check_grammar, check_size
 from streamserve.text.tokenizer import Tokenizer
-from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
-from streamserve.text.tools.grammar import calls_schema, free_calls
-from streamserve.text.tools.native import NotExpressible
+from streamserve.text.tools.custom_text import TextGrammar, WrittenText, in_json, in_tags
+from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, NotExpressible, find_format
+from streamserve.text.tools.grammar import calls_schema, free_calls, one_text, required_calls
 from streamserve.text.tools.parser import ToolCallParser
 
 MAX_CALLS = 32
@@ -24,6 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _CHOICES = ("none", "auto", "required")
 _ANY = {"type": "object"}
 """The argument schema for a function that is not strict, if another function is."""
+_NOT_ENFORCED = " (the model sees the grammar, but its output is not constrained)"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Tools:
       (response_format).
     - `named`: the forced function; its arguments are the whole output.
     - `constrained`: the schemas that the grammar was made of, by their paths in the request.
+    - `custom`: the custom tools; to the model, they are functions with one parameter.
+    - `texts`: the grammars of the inputs of custom tools, by their paths in the request.
     """
 
     rendered: list[dict[str, Any]]
@@ -44,6 +48,8 @@ class Tools:
     grammar: Grammar | None = None
     named: str | None = None
     constrained: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    custom: frozenset[str] = frozenset()
+    texts: Mapping[str, TextGrammar] = field(default_factory=dict)
 
     def reader(self) -> ToolCallParser:
         """Return a parser for one message."""
@@ -59,46 +65,104 @@ def requested_tools(
     "". Keywords of schemas that are not strict, and that no grammar enforces, are added to `ignored`. Raises
     RequestError naming the field at fault.
     """
-    schemas = _schemas(request.tools)
+    functions, grammars = _functions(request.tools)
+    schemas = _schemas(request.tools, functions)
     choice, allowed = _choice(request.tool_choice, schemas)
     if choice == "none" or not schemas:
         return None
-    parallel = request.parallel_tool_calls is not False
-    offered = [tool for tool in request.tools if tool["function"]["name"] in allowed]
+    names = dict(enumerate(schemas))
     usable = {name: schema for name, schema in schemas.items() if name in allowed}
+    tools = Tools(
+        rendered=[tool for tool in functions if tool["function"]["name"] in allowed],
+        schemas=usable,
+        format=REQUIRED,
+        parallel=request.parallel_tool_calls is not False and choice in ("auto", "required"),
+        custom=frozenset(
+            names[index] for index, tool in enumerate(request.tools) if tool["type"] == "custom"
+        ),
+        texts={f"tools[{index}].custom.format.grammar": grammar for index, grammar in grammars.items()},
+    )
+    chosen = {"auto": set(usable), "required": set(usable)}.get(choice, {choice})
+    texts = {names[index]: grammar for index, grammar in grammars.items() if names[index] in chosen}
     if choice == "auto":
-        format = find_format(parser, tokenizer.template_signs)
-        if format is None:
-            raise RequestError(
-                "tools: this model's tool call format is not known, as its chat template does not "
-                "show it: use tool_choice required or a named function, or start the server with "
-                "--tool-parser",
-                field="tools",
-            )
-        strict = {tool["function"]["name"] for tool in offered if tool["function"].get("strict")}
-        answer = (
-            None if request.response_format is None else response_schema(request.response_format, ignored)
-        )
-        if not strict and answer is None:
-            return Tools(offered, usable, format, parallel)
-        constrained = _constrained(request.tools, schemas, strict, ignored)
+        format = _format(parser, tokenizer)
+        strict = {tool["function"]["name"] for tool in tools.rendered if tool["function"].get("strict")}
+        constrained = _constrained(functions, schemas, strict, ignored)
+        tools = replace(tools, format=format, constrained=_paths(schemas, constrained))
+        answer = None
+        if request.response_format is not None:
+            answer = response_schema(request.response_format, ignored)
+        written = _written(texts, format, ignored)
+        if not (strict or written) and answer is None:
+            return tools
         followed = {**dict.fromkeys(usable, _ANY), **constrained}
         check_schemas(followed if answer is None else {**followed, "": answer})
-        grammar = _free_calls(format, followed, tokenizer, thought, answer)
-        paths = _paths(schemas, constrained)
-        return Tools(offered, usable, format, parallel, grammar, constrained=paths)
-    chosen = set(usable) if choice == "required" else {choice}
-    constrained = _constrained(request.tools, schemas, chosen, ignored)
-    paths = _paths(schemas, constrained)
+        grammar = _free_calls(format, followed, tokenizer, thought, answer, written)
+        return replace(tools, grammar=grammar)
+    written = _written(texts, REQUIRED, ignored)
+    constrained = _constrained(functions, schemas, chosen - written.keys(), ignored)
+    tools = replace(tools, constrained=_paths(schemas, constrained))
     if choice == "required":
-        call = calls_schema(constrained, "parameters")
-        definitions = call.pop("$defs")
-        max_calls = MAX_CALLS if parallel else 1
-        calls = {"type": "array", "items": call, "minItems": 1, "maxItems": max_calls, "$defs": definitions}
-        grammar = json_grammar(calls, "tools")
-        return Tools(offered, usable, REQUIRED, parallel, grammar, constrained=paths)
-    grammar = json_grammar(constrained[choice], "tools")
-    return Tools(offered, usable, REQUIRED, False, grammar, choice, paths)
+        return replace(tools, grammar=_required(constrained, written, MAX_CALLS if tools.parallel else 1))
+    grammar = one_text(written[choice]) if written else json_grammar(constrained[choice], "tools")
+    return replace(tools, grammar=grammar, named=choice)
+
+
+def _format(parser: str, tokenizer: Tokenizer) -> Format:
+    """Return the model's own format of calls. Raises RequestError if it is not known."""
+    format = find_format(parser, tokenizer.template_signs)
+    if format is None:
+        raise RequestError(
+            "tools: this model's tool call format is not known, as its chat template does not show it: use "
+            "tool_choice required or a named function, or start the server with --tool-parser",
+            field="tools",
+        )
+    return format
+
+
+def _required(
+    schemas: dict[str, dict[str, Any]], texts: Mapping[str, WrittenText], max_calls: int
+) -> Grammar:
+    """Return the grammar of a JSON list of calls."""
+    if texts:
+        return required_calls(schemas, texts, "parameters", max_calls)
+    call = calls_schema(schemas, "parameters")
+    definitions = call.pop("$defs")
+    calls = {"type": "array", "items": call, "minItems": 1, "maxItems": max_calls, "$defs": definitions}
+    return json_grammar(calls, "tools")
+
+
+def _written(
+    texts: Mapping[str, TextGrammar], format: Format, ignored: IgnoredFields
+) -> dict[str, WrittenText]:
+    """Return the grammars of the inputs of custom tools in the form of calls in `format`. Those without such
+    a form are added to `ignored`."""
+    written: dict[str, WrittenText] = {}
+    tagged = "xml" in format.syntaxes
+    for index, (name, grammar) in enumerate(texts.items()):
+        try:
+            if not (format.calls or format is REQUIRED):
+                raise NotExpressible("calls in this model's format cannot be constrained")
+            check_grammar(Grammar(kind="lark", text=grammar.lark))
+            written[name] = (in_tags if tagged else in_json)(f"text{index}", grammar)
+        except NotExpressible:
+            ignored.add("tools[].format", _NOT_ENFORCED)
+        except ValueError:
+            continue  # the grammar is refused when all are checked
+    return written
+
+
+def _functions(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, TextGrammar]]:
+    """Return `tools` with functions in place of custom tools, and the grammars of their inputs by index."""
+    functions: list[dict[str, Any]] = []
+    grammars: dict[int, TextGrammar] = {}
+    for index, tool in enumerate(tools):
+        if tool.get("type") == "custom" and isinstance(tool.get("custom"), dict):
+            tool, grammar = custom_function(tool["custom"], f"tools[{index}].custom")
+            if grammar is not None:
+                grammars[index] = grammar
+        functions.append(tool)
+    return functions, grammars
 
 
 def _constrained(
@@ -135,11 +199,12 @@ def _free_calls(
     tokenizer: Tokenizer,
     thought: str,
     answer: dict[str, Any] | None,
+    texts: Mapping[str, WrittenText],
 ) -> Grammar:
     """Return the grammar from `free_calls`. Raises RequestError for a schema that calls in this format cannot
     follow."""
     try:
-        return free_calls(format, schemas, tokenizer.special_id, thought, answer)
+        return free_calls(format, schemas, tokenizer.special_id, thought, answer, texts)
     except NotExpressible as error:
         remedy = "" if format is FORMATS["harmony"] else "; use tool_choice required"
         raise RequestError(f"tools: {error}{remedy}", field="tools") from error
@@ -153,21 +218,22 @@ def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
         raise RequestError(f"tools: the schema of all calls {error}", field="tools") from error
 
 
-def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the parameter schema of each function by name."""
+def _schemas(tools: list[dict[str, Any]], functions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the parameter schema of each function by name. `tools` are the tools that the client sent."""
     schemas: dict[str, dict[str, Any]] = {}
-    for index, tool in enumerate(tools):
+    for index, (tool, given) in enumerate(zip(functions, tools, strict=True)):
         where = f"tools[{index}]"
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
-            raise RequestError(f"{where} must have the type function, and a function", field="tools")
-        name = function.get("name")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise RequestError(
-                f"{where}.function.name must have 1 to 128 letters, digits and _.:/-", field="tools"
+                f"{where} must have the type function, and a function; or the type custom, and a custom tool",
+                field="tools",
             )
+        name, named = function.get("name"), f"{where}.{given['type']}.name"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise RequestError(f"{named} must have 1 to 128 letters, digits and _.:/-", field="tools")
         if name in schemas:
-            raise RequestError(f"{where}.function.name: there are two tools called {name}", field="tools")
+            raise RequestError(f"{named}: there are two tools called {name}", field="tools")
         if not isinstance(function.get("strict"), bool | None):
             raise RequestError(f"{where}.function.strict must be true or false", field="tools")
         schemas[name] = _parameters(function.get("parameters"), f"{where}.function.parameters")
@@ -209,10 +275,11 @@ def _allowed(settings: Any, schemas: dict[str, dict[str, Any]]) -> tuple[str, se
 
 
 def _named(choice: Any, schemas: dict[str, dict[str, Any]]) -> str:
-    """Return the name of the function that a tool_choice, or one of its tools, names."""
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(name, str):
+    """Return the name of the function or custom tool that a tool_choice, or one of its tools, names."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    tool = choice.get(kind) if kind in ("function", "custom") else None
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if not isinstance(name, str):
         _refuse_choice(f" must name a function, or be one of {', '.join(_CHOICES)}")
     if name not in schemas:
         _refuse_choice(f": there is no tool called {name!r}")

@@ -44,7 +44,7 @@ async def openapi(document: Document, request: Request) -> Response:
     return Response(msgspec.json.encode(document()), media_type=JSON)
 
 
-OPENAPI_ROUTES: tuple[Route[Document], ...] = (Route("GET", "/openapi.json", openapi, also=("HEAD",)),)
+OPENAPI_ROUTES: tuple[Route[Document], ...] = (Route("GET", "/openapi.json", openapi),)
 
 
 def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Schema:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from streamserve.api.openai.schemas import GenerationRequest, StreamOptions, about
+from streamserve.api.openai.schemas import GenerationRequest, StreamOptions, about, output_limit
 from streamserve.protocol.sampling import MAX_LOGPROBS
 from streamserve.text.prompt_chunks import MAX_OPERATIONS, ChunkOperation
 
@@ -55,7 +55,7 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
         about("let the tokenizer add its first token; by default true for texts, and false for messages"),
     ] = None
     max_completion_tokens: Annotated[
-        int | None, about("with messages: newer name of max_tokens", minimum=0, maximum=2**31)
+        int | None, output_limit("with messages: newer name of max_tokens", minimum=0)
     ] = None
     top_logprobs: Annotated[
         int | None, about("with messages: number of alternatives per token", minimum=0, maximum=MAX_LOGPROBS)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.openai.schemas import Model, SamplingFields, about
+from streamserve.api.openai.schemas import Model, SamplingFields, about, output_limit
 from streamserve.protocol.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -38,10 +38,8 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
 
     max_tokens: Annotated[
         int,
-        about(
-            "maximum number of output tokens; the output also ends at the end of the context",
-            minimum=0,
-            maximum=2**31,
+        output_limit(
+            "maximum number of output tokens; the output also ends at the end of the context", minimum=0
         ),
     ]
     messages: Messages

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from streamserve.api.openai.replies import ChatLogprob
-from streamserve.api.openai.schemas import Model, about
+from streamserve.api.openai.schemas import Model, about, output_limit
 from streamserve.protocol.sampling import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 Options = Annotated[
@@ -29,7 +29,9 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float | None, about("sample from tokens whose probability is at least this share of the highest")
     ] = None
     seed: Annotated[int | None, about("the same seed gives the same text; -1: not set")] = None
-    num_predict: Annotated[int | None, about("maximum number of output tokens; 0 or less: no limit")] = None
+    num_predict: Annotated[
+        int | None, output_limit("maximum number of output tokens; 0 or less: no limit")
+    ] = None
     stop: Annotated[
         str | list[str] | None,
         about(f"texts that end the output, at most {MAX_STOP_STRINGS} of {MAX_STOP_LENGTH} characters"),

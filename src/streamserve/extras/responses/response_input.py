@@ -4,15 +4,11 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
+from streamserve.api.openai.custom_tools import custom_arguments
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
 from streamserve.api.openai.thinking import checked_effort
 from streamserve.extras.responses.response_schemas import LOGPROBS, ResponseRequest
-from streamserve.extras.responses.response_tools import (
-    ResponseTools,
-    chosen_tool,
-    custom_arguments,
-    flat_name,
-)
+from streamserve.extras.responses.response_tools import ResponseTools, chosen_tool, flat_name
 from streamserve.protocol.errors import RequestError
 
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -256,10 +252,10 @@ def _format(body: ResponseRequest) -> dict[str, Any]:
 def _tools(body: ResponseRequest, tools: ResponseTools) -> dict[str, Any]:
     """Return the tools and tool_choice in the format of chats."""
     choice = chosen_tool(body.tool_choice)
-    if not tools.functions and choice in (None, "none", "auto"):
+    if not tools.converted and choice in (None, "none", "auto"):
         return {}
     return {
-        "tools": tools.functions,
+        "tools": tools.converted,
         "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from streamserve.api.openai.custom_tools import custom_input
 from streamserve.api.openai.logprobs import chat_logprobs
 from streamserve.extras.responses.response_schemas import (
     CallItem,
@@ -22,7 +23,7 @@ from streamserve.extras.responses.response_schemas import (
     TextLogprob,
     TopLogprob,
 )
-from streamserve.extras.responses.response_tools import ResponseTools, custom_input
+from streamserve.extras.responses.response_tools import ResponseTools
 from streamserve.text.output import TokenLogprob
 
 Emit = Callable[[ResponseEvent], Awaitable[None]]

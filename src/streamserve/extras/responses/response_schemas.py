@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.openai.schemas import SamplingFields, about
+from streamserve.api.openai.schemas import SamplingFields, about, output_limit
 from streamserve.protocol.sampling import MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
@@ -30,10 +30,9 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     instructions: Annotated[str | None, about("the system message, before all input")] = None
     max_output_tokens: Annotated[
         int | None,
-        about(
+        output_limit(
             "maximum number of tokens of the output; limited to what the prompt leaves of the context",
             minimum=1,
-            maximum=2**31,
         ),
     ] = None
     include: Annotated[

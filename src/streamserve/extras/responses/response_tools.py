@@ -1,17 +1,15 @@
-"""Converts a response's tools to functions of a chat, and calls of these functions to calls of the tools.
+"""Converts a response's tools to tools of a chat, and calls of them to calls of the response's tools.
 
-Chats have functions only. Codex also sends namespaces, which are named groups of tools, and custom tools,
-whose input is text. It identifies the tool of a call by namespace and name.
+Codex also sends namespaces, which are named groups of tools. It identifies the tool of a call by namespace
+and name.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.protocol.errors import RequestError
-from streamserve.text.surrogates import well_formed
 
 SKIPPED_TOOLS = frozenset(
     {
@@ -25,11 +23,6 @@ SKIPPED_TOOLS = frozenset(
     }
 )
 """Built-in tools that are left out with a warning: the model may do without them."""
-
-INPUT = "input"
-"""The parameter of the function in place of a custom tool."""
-
-_NOT_ENFORCED = " (the model sees the grammar in Lark, but only a regular expression constrains its output)"
 
 
 @dataclass(frozen=True)
@@ -45,12 +38,12 @@ class ToolOrigin:
 class ResponseTools:
     """The tools of one request.
 
-    - `functions`: in the form of chats.
-    - `origins`: the tool of each function, by the function's name.
-    - `names`: where each function is in the request, for errors.
+    - `converted`: functions and custom tools in the form of chats.
+    - `origins`: the client's tool of each of them, by the name in the chat.
+    - `names`: where each of them is in the request, for errors.
     """
 
-    functions: list[dict[str, Any]] = field(default_factory=list)
+    converted: list[dict[str, Any]] = field(default_factory=list)
     origins: dict[str, ToolOrigin] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
@@ -61,45 +54,30 @@ class ResponseTools:
 
 
 def response_tools(tools: Sequence[dict[str, Any]], ignored: IgnoredFields) -> ResponseTools:
-    """Convert `tools` to functions. Tools that are left out are added to `ignored`. Raises RequestError
+    """Convert `tools` to tools of a chat. Tools that are left out are added to `ignored`. Raises RequestError
     naming the tool at fault."""
-    converted = ResponseTools()
+    result = ResponseTools()
     for path, tool, namespace, about in _flattened(tools, ignored):
         name = tool.get("name")
-        custom = tool["type"] == "custom"
-        function = _custom(tool, path, ignored) if custom else _function(tool, ignored)
+        kind = tool["type"]
+        inner = _custom(tool) if kind == "custom" else _function(tool, ignored)
         if about:
-            described = function.get("description")
-            function["description"] = f"{about}\n\n{described}" if described else about
+            described = inner.get("description")
+            inner["description"] = f"{about}\n\n{described}" if described else about
         if isinstance(name, str):
-            function["name"] = flat_name(namespace, name)
-            converted.origins[function["name"]] = ToolOrigin(name, namespace, custom)
-        where = f"tools[{len(converted.functions)}].function"
-        if custom:
-            converted.names[f"{where}.parameters.properties.{INPUT}"] = f"{path}.format"
-        converted.names[where] = path
-        converted.functions.append({"type": "function", "function": function})
-    return converted
+            inner["name"] = flat_name(namespace, name)
+            result.origins[inner["name"]] = ToolOrigin(name, namespace, kind == "custom")
+        where = f"tools[{len(result.converted)}].{kind}"
+        if kind == "custom":
+            result.names[f"{where}.format.grammar"] = f"{path}.format"
+        result.names[where] = path
+        result.converted.append({"type": kind, kind: inner})
+    return result
 
 
 def flat_name(namespace: str | None, name: str) -> str:
     """Return the function's name for a tool in a namespace: both in one name, as Codex joins them."""
     return name if namespace is None else f"{namespace.rstrip('_')}__{name.lstrip('_')}"
-
-
-def custom_arguments(text: str) -> str:
-    """Return the arguments of the function in place of a custom tool that was called with `text`."""
-    return json.dumps({INPUT: text})
-
-
-def custom_input(arguments: str) -> str:
-    """Return the input of a custom tool from the arguments that the model wrote: the arguments themselves if
-    they are not what the function declares."""
-    try:
-        text = json.loads(arguments)[INPUT]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return arguments
-    return well_formed(text) if isinstance(text, str) else arguments
 
 
 def chosen_tool(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
@@ -175,34 +153,14 @@ def _function(tool: Mapping[str, Any], ignored: IgnoredFields) -> dict[str, Any]
     return {name: value for name, value in tool.items() if name not in others and value is not None}
 
 
-def _custom(tool: Mapping[str, Any], path: str, ignored: IgnoredFields) -> dict[str, Any]:
-    """Return a function with one parameter, the input's text. A grammar of the input is described; a regular
-    expression is also a part of the schema, which is strict."""
-    about, format = tool.get("description"), tool.get("format") or {"type": "text"}
-    if not isinstance(about, str | None):
-        _refuse(f"{path}.description must be a string")
-    if not isinstance(format, dict) or format.get("type") not in ("text", "grammar"):
-        _refuse(f"{path}.format must have a type: text or grammar")
-    text = {"type": "string", "description": "the whole input of the tool, as text"}
-    strict: dict[str, Any] = {}
-    if format["type"] == "grammar":
-        syntax, definition = format.get("syntax"), format.get("definition")
-        if syntax not in ("lark", "regex") or not isinstance(definition, str):
-            _refuse(f"{path}.format must have a syntax, lark or regex, and a definition")
-        if syntax == "regex":
-            text["pattern"], strict = f"^(?:{definition})$", {"strict": True}
-        else:
-            ignored.add("tools[].format", _NOT_ENFORCED)
-        rule = "regular expression" if syntax == "regex" else "grammar in Lark"
-        about = "\n\n".join(filter(None, (about, f"The {INPUT} must match this {rule}:\n{definition}")))
-    parameters = {
-        "type": "object",
-        "properties": {INPUT: text},
-        "required": [INPUT],
-        "additionalProperties": False,
-    }
-    described = {"description": about} if about else {}
-    return {"name": tool.get("name"), **described, **strict, "parameters": parameters}
+def _custom(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a custom tool in the form of chats, where the grammar is a part of the format."""
+    inner = {name: tool[name] for name in ("name", "description", "format") if tool.get(name) is not None}
+    format = inner.get("format")
+    if isinstance(format, dict) and format.get("type") == "grammar":
+        grammar = {name: format.get(name) for name in ("syntax", "definition")}
+        inner["format"] = {"type": "grammar", "grammar": grammar}
+    return inner
 
 
 def _refuse(message: str) -> NoReturn:

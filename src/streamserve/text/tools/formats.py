@@ -21,6 +21,10 @@ from dataclasses import dataclass
 from streamserve.text.tools.calls import Syntax
 
 
+class NotExpressible(ValueError):
+    """A schema or a grammar cannot be followed in the syntax of a call."""
+
+
 @dataclass(frozen=True)
 class Format:
     """A tool call format.

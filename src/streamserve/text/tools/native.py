@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from streamserve.text.tools.custom_text import INPUT, WrittenText
+from streamserve.text.tools.formats import NotExpressible
 from streamserve.text.tools.xml_call import resolved, value_types
 
 Schema = Mapping[str, Any]
@@ -16,12 +18,11 @@ _OBJECT_KEYS = frozenset(
 )  # fmt: skip
 
 
-class NotExpressible(ValueError):
-    """A schema cannot be followed in the syntax of a call."""
-
-
-def native_rules(syntax: str, schemas: Mapping[str, Schema]) -> tuple[list[str], dict[str, Any]]:
+def native_rules(
+    syntax: str, schemas: Mapping[str, Schema], texts: Mapping[str, WrittenText]
+) -> tuple[list[str], dict[str, Any]]:
     """Return the Lark rules of `native`, a call of one of the functions, and the JSON schemas in the rules.
+    Functions in `texts` have one parameter, whose value these texts describe.
 
     Raises NotExpressible for a schema that the syntax (python or xml) cannot follow.
     """
@@ -32,6 +33,12 @@ def native_rules(syntax: str, schemas: Mapping[str, Schema]) -> tuple[list[str],
     if syntax == "xml":
         rules += [r'value[lazy]: /(.|\n)*/ "\n</parameter>\n"']
     for index, (name, schema) in enumerate(schemas.items()):
+        if name in texts:
+            key = f"<parameter={INPUT}>\n" if syntax == "xml" else f"{INPUT}="
+            rules.append(
+                f"call{index}: {json.dumps(begin % name + key)} {texts[name].value} {json.dumps(end)}"
+            )
+            continue
         properties, required = _properties(name, schema)
         if properties is None:
             named["any"] = {}
