@@ -6,7 +6,8 @@
 #   make verify                      the full counts, results in tests/results/; goes on where it was
 #   make gpu-check                   all kernels and whole models on an NVIDIA GPU, in minutes, without a network
 #   make gpu-wheels                  what gpu-check needs there besides PyTorch and Triton, in build/gpu-wheels
-#   make wheel                       a wheel with compiled kernels in dist/, for x86-64 Linux without a compiler
+#   make wheel                       a wheel with compiled kernels in dist/, for x86-64 Linux without a compiler;
+#                                    and the wheel of the client, without the server
 #   make docs                        the documentation as a site in build/site
 #   make figures                     write tables and numbers in README and docs from the result files
 #   make campaign FAMILY=settings MINUTES=60    random trials that accumulate; without FAMILY, which there are
@@ -41,7 +42,7 @@ CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol
 	docs figures durations clean
 
 help:
-	@sed -n '2,12s/^# *//p' Makefile
+	@sed -n '2,13s/^# *//p' Makefile
 
 # One stamp for running, one for developing, so that `make serve` installs no test tools.
 install: $(VENV)/.installed
@@ -58,8 +59,8 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard src/streamserve/exe
 	$(BIN)/python -m streamserve.execution.backends.native
 	@touch $@
 
-$(VENV)/.developing: $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable ".[dev]"
+$(VENV)/.developing: $(VENV)/.installed client/pyproject.toml
+	$(BIN)/pip install --quiet --editable client --editable ".[dev]"
 	@touch $@
 
 serve: $(VENV)/.installed

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from streamserve.client import PromptStream
+from streamserve_client import PromptStream
 
 PAUSE = 0.25  # seconds until the next document is found, as by a crawler or a search
 MESSAGES = [{"role": "user", "content": "{context}\n\n{query}"}]

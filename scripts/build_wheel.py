@@ -1,7 +1,8 @@
-"""Build a wheel that needs no compiler: the package, and its kernels compiled for each level of x86-64.
+"""Build a wheel that needs no compiler: the package, and its kernels compiled for each level of x86-64. Build
+the wheel of the client, too, which needs neither.
 
 The compiler is zig's (clang and libc++), which can target an old glibc on any machine; libc++ is linked
-statically. Libraries and wheel depend on the sources alone: the same sources give the same bytes. Compiled
+statically. Libraries and wheels depend on the sources alone: the same sources give the same bytes. Compiled
 libraries are kept in build/kernels, so that only a change of the kernels takes minutes.
 
     python scripts/build_wheel.py [--out dist]      needs: pip install ".[wheel]"
@@ -35,8 +36,9 @@ TAG = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_x86_64"
 TARGET = ("-target", f"x86_64-linux-gnu.{GLIBC}")
 LINK_FLAGS = (*TARGET, "-mcpu=x86_64", "-O3", "-shared", "-fPIC", "-pthread", "-s")
 """Flags that link a library: libc++ is for any processor, so that it is compiled once."""
-PARTS = ("pyproject.toml", "README.md", "LICENSE", "src")
-"""What of the repository a wheel is made of."""
+PURE_TAG = "py3-none-any"
+PARTS = ("pyproject.toml", "README.md", "LICENSE", "src", "client")
+"""What of the repository the wheels are made of."""
 TIME = (2020, 1, 1, 0, 0, 0)
 """The date of the files in a wheel."""
 EXPORTS = "{ global: ss_*; local: *; };\n"
@@ -93,24 +95,41 @@ def _zig(folder: Path, *arguments: str) -> None:
         raise WheelError(f"zig {' '.join(arguments)}: {done.stderr.strip()[-2000:]}")
 
 
-def pure_wheel(folder: Path) -> Path:
-    """Return the wheel without libraries that setuptools makes of a copy of the sources in `folder`."""
+def pure_wheel(folder: Path, project: str = ".") -> Path:
+    """Return the wheel without libraries that setuptools makes of a copy of the sources. `folder` is empty.
+
+    `project`: the distribution's folder in the repository.
+    """
     copy, out = folder / "copy", folder / "pure"
     copy.mkdir()
     for name in PARTS:
         if (ROOT / name).is_dir():
             shutil.copytree(
-                ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+                ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
             )
         else:
             shutil.copy(ROOT / name, copy)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, copy]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        out,
+        copy / project,
+    ]
     subprocess.run(command, check=True)
     return next(out.glob("*.whl"))
 
 
 def pack(pure: Path, libraries: Mapping[str, Path], out: Path) -> Path:
-    """Write the wheel of `pure` and `libraries` (by their paths in it) to the folder `out`; return it."""
+    """Write the wheel of `pure` and `libraries` (by their paths in it) to the folder `out`; return it.
+
+    Without libraries, the wheel is for any machine.
+    """
+    tag = TAG if libraries else PURE_TAG
     with zipfile.ZipFile(pure) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
@@ -119,13 +138,15 @@ def pack(pure: Path, libraries: Mapping[str, Path], out: Path) -> Path:
     described = record.replace("RECORD", "WHEEL")
     lines = files[described].decode().splitlines()
     kept = [line for line in lines if line.partition(":")[0] not in ("Tag", "Root-Is-Purelib", "")]
-    files[described] = "\n".join([*kept, "Root-Is-Purelib: false", f"Tag: {TAG}", ""]).encode()
+    files[described] = "\n".join(
+        [*kept, f"Root-Is-Purelib: {str(not libraries).lower()}", f"Tag: {tag}", ""]
+    ).encode()
     files = dict(sorted(files.items(), key=lambda item: (".dist-info/" in item[0], item[0])))
     rows = [f"{name},sha256={_sha256(content)},{len(content)}" for name, content in files.items()]
     files[record] = "\n".join([*rows, f"{record},,", ""]).encode()
     name, number = pure.name.split("-")[:2]
     out.mkdir(parents=True, exist_ok=True)
-    wheel = out / f"{name}-{number}-{TAG}.whl"
+    wheel = out / f"{name}-{number}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content in files.items():
             entry = zipfile.ZipInfo(path, TIME)
@@ -164,14 +185,20 @@ def build(out: Path, jobs: int) -> Path:
     return wheel
 
 
+def build_client(out: Path) -> Path:
+    """Build the wheel of the client in the folder `out`; return it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        return pack(pure_wheel(Path(temporary), "client"), {}, out)
+
+
 def main() -> None:
-    """Build the wheel and print its path."""
+    """Build both wheels and print their paths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder to write it to")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder to write them to")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     arguments = parser.parse_args()
     try:
-        print(build(arguments.out, arguments.jobs))
+        print(build(arguments.out, arguments.jobs), build_client(arguments.out), sep="\n")
     except WheelError as error:
         raise SystemExit(str(error)) from None
 

@@ -249,7 +249,7 @@ def check(reader: Reader, command: Command) -> None:
         raise Wrong(f"not printed: {piece}\nprinted: {printed[-2000:]}")
     for port in PORTS:
         free(port)
-    made = {"make wheel": "dist/*.whl", "make docs": "build/site/index.html"}.get(text)
+    made = {"make wheel": "dist/streamserve-*.whl", "make docs": "build/site/index.html"}.get(text)
     made = "results.jsonl" if text.startswith("streamserve batch") else made
     if made and not list(reader.clone.glob(made)):
         raise Wrong(f"{made} was not made")

@@ -34,6 +34,7 @@ PYTHON = FOLDER / "bin" / "python"
 MADE = FOLDER / "made.json"
 """The requirements that the environment was made from; absent while it is incomplete."""
 
+CLIENT = REPOSITORY / "client/pyproject.toml"
 OTHER_VERSION = "torch"
 EXTRAS = ("client", "bench", "otel", "mistral", "odd-tokenizers", "wheel", "docs")
 TOOLS = (
@@ -89,12 +90,17 @@ for name in sys.argv[1:]:
 
 
 def project() -> dict[str, list[Requirement]]:
-    """Return the requirements of pyproject.toml by group: build, project, and each extra."""
+    """Return the requirements of pyproject.toml by group: build, project, and each extra.
+
+    The extra `client` is a distribution of this repository: the group has the requirements of that one.
+    """
     tables = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    client = tomllib.loads(CLIENT.read_text())
     groups = {
         "build": tables["build-system"]["requires"],
         "project": tables["project"]["dependencies"],
         **tables["project"]["optional-dependencies"],
+        "client": client["project"]["dependencies"],
     }
     return {name: [Requirement(line) for line in lines] for name, lines in groups.items()}
 
@@ -138,7 +144,8 @@ def make(versions: Mapping[str, str], tools: Iterable[Requirement]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "--quiet", "--constraint", constraints]
     subprocess.run([*pip, "setuptools", *torch_arguments()], check=True)
     package = f"{REPOSITORY}[{','.join(EXTRAS)}]"
-    subprocess.run([*pip, "--no-build-isolation", "--editable", package, *wanted], check=True)
+    editable = ("--no-build-isolation", "--editable", CLIENT.parent, "--editable", package)
+    subprocess.run([*pip, *editable, *wanted], check=True)
     MADE.write_text(json.dumps(made, indent=1) + "\n")
 
 

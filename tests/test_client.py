@@ -1,17 +1,26 @@
-"""With the sync and the async client, a streamed prompt gets the answer of a prompt sent at once."""
+"""With the sync and the async client, a streamed prompt gets the answer of a prompt sent at once. The client
+is a distribution without the server."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
+import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import httpx
 import pytest
 
-from streamserve.client import AsyncPromptStream, PromptStream, StreamError, Withdrawn
+import streamserve.client
+import streamserve_client
+from streamserve import __version__
+from streamserve_client import AsyncPromptStream, PromptStream, StreamError, Withdrawn
 from tests.serving import Served, serving
 
+ROOT = Path(__file__).parents[1]
 SAMPLING = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 FIELDS = {"query": "\nWhat is 12 + 7?", **SAMPLING}
 
@@ -24,13 +33,64 @@ def server():
         yield served
 
 
-def test_without_httpx_the_import_says_what_to_install() -> None:
-    code = "import sys; sys.modules['httpx'] = None; import streamserve.client"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client's wheel, built from a copy without the server's code."""
+    copy = tmp_path_factory.mktemp("repository")
+    shutil.copytree(ROOT / "client", copy / "client", ignore=shutil.ignore_patterns("build"))
+    for name in (
+        "src/streamserve_client/__init__.py",
+        "src/streamserve_client/py.typed",
+        "src/streamserve/__init__.py",
+    ):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", copy]
+    subprocess.run([*build, copy / "client"], check=True, capture_output=True)
+    return next(copy.glob("*.whl"))
+
+
+def test_the_wheel_has_the_client_alone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        described = Parser().parsestr(
+            archive.read(f"{'-'.join(wheel.stem.split('-')[:2])}.dist-info/METADATA").decode()
+        )
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"streamserve_client"}
+    assert "streamserve_client/__init__.py" in names
+    assert (described["Name"], described["Version"]) == ("streamserve-client", __version__)
+    assert described.get_all("Requires-Dist") == ["httpx>=0.27"]
+
+
+def test_the_wheel_is_used_without_the_server(wheel: Path) -> None:
+    code = "import sys; sys.modules['streamserve'] = None\n"
+    code += "import streamserve_client as client; print(client.__file__, client.PromptStream.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [str(wheel / "streamserve_client" / "__init__.py"), "PromptStream"], (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize("absent", ["streamserve_client", "httpx"])
+def test_without_its_distribution_the_import_says_what_to_install(absent: str) -> None:
+    code = f"import sys; sys.modules['{absent}'] = None; import streamserve.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        'ImportError: streamserve.client needs httpx: pip install "streamserve[client]"'
+        "ImportError: streamserve.client needs streamserve-client: "
+        "pip install its wheel, or ./client of the repository"
     )
+
+
+def test_a_server_has_the_same_client() -> None:
+    assert streamserve.client.__all__ == streamserve_client.__all__
+    for name in streamserve_client.__all__:
+        assert getattr(streamserve.client, name) is getattr(streamserve_client, name)
 
 
 def complete_text(server: Served, prompt: str) -> str:
@@ -42,12 +102,12 @@ def complete_text(server: Served, prompt: str) -> str:
 
 def test_the_example_of_the_guide(server: Served) -> None:
     """The example in docs/guides/prompt-streams.md works as it is printed there."""
-    guide = (Path(__file__).parents[1] / "docs" / "guides" / "prompt-streams.md").read_text(encoding="utf-8")
-    code = guide.partition("    from streamserve.client import PromptStream\n")[2].partition("\n\nWith")[0]
+    guide = (ROOT / "docs" / "guides" / "prompt-streams.md").read_text(encoding="utf-8")
+    code = guide.partition("    from streamserve_client import PromptStream\n")[2].partition("\n\nWith")[0]
     code = textwrap.dedent(code).replace(
         '"http://127.0.0.1:8000"', f'"{server.url}", api_key="a-key-of-some-length"'
     )
-    run = [sys.executable, "-c", f"from streamserve.client import PromptStream\n{code}"]
+    run = [sys.executable, "-c", f"from streamserve_client import PromptStream\n{code}"]
     answer = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     assert answer.endswith("13")
     assert json.dumps(answer)[1:-1] in guide

@@ -4,6 +4,7 @@ are used."""
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,18 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from streamserve import __version__
 from tests.campaigns.ledger import REPOSITORY
-from tests.lowest import EXTRAS, OTHER_VERSION, TOOLS, default_torch_arguments, lower_bound, lowest, project
+from tests.lowest import (
+    CLIENT,
+    EXTRAS,
+    OTHER_VERSION,
+    TOOLS,
+    default_torch_arguments,
+    lower_bound,
+    lowest,
+    project,
+)
 from tests.sources import parse
 
 SOURCE = REPOSITORY / "src" / "streamserve"
@@ -55,7 +66,7 @@ def imported() -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    own = sys.stdlib_module_names | {"streamserve"}
+    own = sys.stdlib_module_names | {"streamserve", "streamserve_client"}
     return {name for name in names if name.split(".")[0] not in own}
 
 
@@ -86,6 +97,14 @@ def test_what_is_imported_is_declared() -> None:
     declared = {MODULES.get(each.name, each.name.replace("-", "_")) for each in product_requirements()}
     declared.add("opentelemetry")
     assert {name.split(".")[0] for name in imported()} <= declared
+
+
+def test_the_extra_of_the_client_is_the_distribution_in_this_repository() -> None:
+    tables = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    (requirement,) = map(Requirement, tables["project"]["optional-dependencies"]["client"])
+    assert requirement.name == tomllib.loads(CLIENT.read_text())["project"]["name"]
+    assert Version(__version__) in requirement.specifier
+    assert {each.name for each in project()["client"]} == {"httpx"}
 
 
 @pytest.mark.parametrize("package", sorted({*PRIVATE_MODULES, *PRIVATE_NAMES}))

@@ -245,6 +245,14 @@ def test_packages_without_torch(package: str) -> None:
         assert heavy <= lazily.get(str(file.relative_to(SOURCE)), set())
 
 
+def test_the_client_stands_alone() -> None:
+    """The package of the client imports nothing of the server, which has it only as `streamserve.client`."""
+    modules = set().union(*map(imports, sorted((SOURCE.parent / "streamserve_client").rglob("*.py"))))
+    assert modules - sys.stdlib_module_names == {"httpx"}
+    users = {file.name for file in SOURCE.rglob("*.py") if "streamserve_client" in imports(file)}
+    assert users == {"client.py"}
+
+
 def test_a_client_process_never_loads_torch() -> None:
     code = "import sys, streamserve.llm.llm, streamserve.cli.run_server; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -112,6 +112,33 @@ def test_an_idle_model_is_unloaded_and_loaded_again() -> None:
     run(test)
 
 
+def test_a_model_is_unloaded_when_asked_unless_it_is_in_use() -> None:
+    async def test() -> None:
+        pool, fakes = pool_of(5, 5, budget=10)
+        loading = asyncio.create_task(pool.acquire("0"))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match=r"'0' is being loaded") as refused:
+            pool.unload("0")
+        assert refused.value.status == 409
+        await loading
+        with pytest.raises(RequestError, match=r"'0' is in use: .* open: 1$"):
+            pool.unload("0")
+        assert fakes[0].loaded
+        pool.release("0")
+        pool.unload("0")
+        assert states(pool) == "unloading not loaded"
+        pool.unload("0")
+        again = asyncio.create_task(pool.acquire("0"))
+        await again
+        assert (pool.models["0"].loads, pool.models["0"].unloads, fakes[0].loaded) == (2, 1, True)
+        pool.unload("1")
+        assert states(pool) == "loaded not loaded"
+        pool.release("0")
+        await pool.close()
+
+    run(test)
+
+
 def test_a_failed_load_refuses_its_requests_and_leaves_the_others() -> None:
     async def test() -> None:
         pool, fakes = pool_of(5, 5, budget=5)

@@ -138,7 +138,7 @@ def main() -> None:
         "--registry", default="pip's default", help="name of the package index, for the report"
     )
     arguments = parser.parse_args()
-    wheel = arguments.wheel or next(Path("dist").glob("*.whl"), None)
+    wheel = arguments.wheel or next(Path("dist").glob("streamserve-*.whl"), None)
     if wheel is None:
         raise SystemExit("there is no wheel: make wheel")
     with tempfile.TemporaryDirectory(prefix="streamserve-first-hour-") as folder:

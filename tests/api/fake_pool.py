@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streamserve.protocol.errors import RequestError
+
 SIZE = 1000
 """Bytes of a fake model's weights."""
 
@@ -39,3 +41,8 @@ class FakePool:
 
     def release(self, name: str) -> None:
         self.users[name] -= 1
+
+    def unload(self, name: str) -> None:
+        if self.users[name]:
+            raise RequestError("in use", status=409)
+        self.models[name].state = "not loaded"

@@ -297,6 +297,7 @@ LARGEST: dict[str, Send] = {
     "GET /metrics": plain("/metrics"),
     "POST /admin/drain": posts("/admin/drain", unspecific),
     "POST /admin/resume": posts("/admin/resume", unspecific),
+    "POST /admin/unload": posts("/admin/unload?model=NAME", unspecific),
     "POST /admin/workers": posts("/admin/workers", unspecific),
     "DELETE /admin/workers/{worker}": plain("/admin/workers/NAME", "DELETE"),
     "POST /admin/workers/{worker}/drain": posts("/admin/workers/a/drain", unspecific),

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import openai
+from starlette.applications import Starlette
 
 from streamserve.api.app import create_app
 from streamserve.api.generator import Generator, Item
@@ -97,9 +98,10 @@ def served(
     timeouts: Timeouts | None = None,
     limits: ConnectionLimits | None = None,
     tls: TLS | None = None,
+    make_app: Callable[[Generator, ApiSettings | None], Starlette] = create_app,
 ) -> Iterator[Served]:
     """Serve a generator until the block ends. `start` runs in the server's event loop and returns the
-    generator."""
+    generator; `make_app` returns the application of a generator."""
     sock = bind("127.0.0.1", 0)
     url = f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}"
     ready: Future[Generator] = Future()
@@ -109,7 +111,7 @@ def served(
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         ended.set_result(lambda: loop.call_soon_threadsafe(stop.set))
         llm = await start()
-        app = create_app(llm, settings)
+        app = make_app(llm, settings)
         server_side = tls.server if tls else None
         serving = asyncio.create_task(
             serve(app, sock, timeouts=timeouts, grace_seconds=1, limits=limits, tls=server_side)

@@ -204,6 +204,7 @@ OF_ADMINS = {
     ("POST", "/v1/unload_lora_adapter"),
     ("POST", "/admin/drain"),
     ("POST", "/admin/resume"),
+    ("POST", "/admin/unload"),
     ("POST", "/admin/workers"),
     ("DELETE", "/admin/workers/{worker}"),
     ("POST", "/admin/workers/{worker}/drain"),

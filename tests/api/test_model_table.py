@@ -23,11 +23,13 @@ SETTINGS = ApiSettings(admin_key=[digest("admin")])
 
 @dataclass(frozen=True)
 class Served:
-    """A client of an application with the models a and b; `during` has the pool's users while b answered."""
+    """A client of an application with the models a and b; `during` has the pool's users while b answered,
+    `generator` is the engine of a."""
 
     http: httpx.AsyncClient
     pool: FakePool
     during: list[int]
+    generator: ScriptedGenerator
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def served(generator: ScriptedGenerator) -> Served:
     first = generator.replaced(served_names=("a",), adapters={"poems": Adapter("poems", "/poems", "poems")})
     second = generator.replaced(served_names=("b", "owner/b"), adapters={}, script=script, submitted=[])
     models = {"a": OnDemand(first, SETTINGS, 64), "b": OnDemand(second, SETTINGS, 32)}
-    return Served(client_of(create_app_on_demand(models, pool)), pool, during)
+    return Served(client_of(create_app_on_demand(models, pool)), pool, during, first)
 
 
 def client_of(app: Any) -> httpx.AsyncClient:
@@ -93,8 +95,9 @@ async def test_the_states_of_models_on_demand_are_shown(served: Served) -> None:
     cards = {card["id"]: card for card in (await served.http.get("/v1/models")).json()["data"]}
     assert list(cards) == ["a", "poems", "b", "owner/b"]
     assert (cards["a"]["state"], cards["a"]["memory"], cards["a"]["parent"]) == ("loaded", SIZE, None)
+    assert cards["a"]["unloadable"]
     assert (cards["poems"]["state"], cards["poems"]["parent"]) == ("loaded", "a")
-    assert "memory" not in cards["poems"]
+    assert not {"memory", "unloadable"} & cards["poems"].keys()
     assert cards["owner/b"]["state"] == "not loaded"
     assert (await served.http.get("/v1/models/owner/b")).json() == cards["owner/b"]
     metrics = (await served.http.get("/metrics")).text
@@ -109,7 +112,7 @@ async def test_a_model_that_is_always_loaded_has_no_state(generator: ScriptedGen
     )
     assert (await client.get("/health")).json() == {"status": "ready", "detail": "as it says"}
     for card in (await client.get("/v1/models")).json()["data"]:
-        assert not {"state", "memory"} & card.keys()
+        assert not {"state", "memory", "unloadable"} & card.keys()
         assert (await client.get(f"/v1/models/{card['id']}")).json() == card
     assert "streamserve:model" not in (await client.get("/metrics")).text
     assert (await complete(client, "owner/scripted")).json()["model"] == "owner/scripted"
@@ -137,6 +140,39 @@ async def test_a_model_that_is_loading_is_refused(generator: ScriptedGenerator) 
         assert (await client.get(path)).status_code == 503
     assert (await complete(client)).status_code == 503
     assert (await client.get("/v1/models/c")).status_code == 404
+
+
+async def test_a_model_is_unloaded_unless_it_is_in_use(served: Served) -> None:
+    await complete(served.http, "b")
+    served.pool.users["b"] = 1
+    assert (await served.http.post("/admin/unload?model=owner/b")).status_code == 409
+    assert served.pool.models["b"].state == "loaded"
+    served.pool.users["b"] = 0
+    for _ in range(2):
+        reply = await served.http.post("/admin/unload?model=owner/b")
+        assert (reply.status_code, reply.json()) == (200, {"model": "b", "state": "not loaded"})
+    assert served.pool.models["b"].state == "not loaded"
+    assert served.pool.models["a"].state == "loaded"
+    assert (await served.http.post("/admin/unload?model=c")).status_code == 404
+    assert (await complete(served.http, "b")).json()["model"] == "b"
+    assert served.pool.models["b"].loads == 2
+
+
+async def test_only_an_admin_key_unloads(served: Served) -> None:
+    reply = await served.http.post("/admin/unload", headers={"Authorization": "Bearer other"})
+    assert reply.status_code == 401
+    models = {"a": OnDemand(served.generator, ApiSettings(), 64)}
+    open_to_all = client_of(create_app_on_demand(models, served.pool))
+    assert (await open_to_all.post("/admin/unload")).status_code == 403
+    (card, *_) = (await open_to_all.get("/v1/models")).json()["data"]
+    assert (card["state"], card["unloadable"]) == ("loaded", False)
+    assert served.pool.models["a"].state == "loaded"
+
+
+async def test_a_model_that_is_always_loaded_cannot_be_unloaded(generator: ScriptedGenerator) -> None:
+    reply = await client_of(create_app(generator, SETTINGS)).post("/admin/unload")
+    assert reply.status_code == 409
+    assert "--idle-unload" in reply.json()["error"]["message"]
 
 
 async def test_draining_refuses_requests_that_wait_for_a_model(served: Served) -> None:

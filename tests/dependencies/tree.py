@@ -20,7 +20,8 @@ from tests.dependencies.references import COMMAND, References, references
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "dependencies.json"
 FOLDERS = (
-    "src", "tests", "benchmarks", "examples", "scripts", "packaged_model", "docs", "deploy", "dist", ".ci"
+    "src", "client", "tests", "benchmarks", "examples", "scripts", "packaged_model", "docs", "deploy", "dist",
+    ".ci",
 )  # fmt: skip
 """Folders that are read, in addition to the files at the top. `dist` has the wheel that tests install."""
 ROOTS = ("src/", "", "packaged_model/")

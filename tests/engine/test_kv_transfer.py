@@ -25,7 +25,7 @@ def test_a_deferred_sequence_is_reported_once() -> None:
     assert transfers.take_updates() == [Deferred("r", sequence.attempt)]
 
 
-def test_nobody_leaves_memory_to_a_deferred_sequence() -> None:
+def test_a_deferred_sequence_is_left_no_memory() -> None:
     """Swapped sequences wait while the free blocks are needed by a higher-ranked one that was passed over."""
     sequence = receiver()
     make_engine(EngineConfig(num_blocks=8)).transfers.defer([sequence])

@@ -55,6 +55,10 @@ class Pool(Protocol):
     def release(self, name: str) -> None:
         """End one `acquire` of a model."""
 
+    def unload(self, name: str) -> None:
+        """Begin to unload a model; a no-op if it is not loaded. Raises RequestError (409) if it is always
+        loaded, being loaded, or in use."""
+
 
 class AlwaysLoaded:
     """The pool of models that are loaded as long as the server runs."""
@@ -67,6 +71,11 @@ class AlwaysLoaded:
 
     def release(self, name: str) -> None:
         """Do nothing."""
+
+    def unload(self, name: str) -> None:
+        """Raises RequestError (409)."""
+        text = f"the model {name!r} is always loaded: --idle-unload, or several models, load models on demand"
+        raise RequestError(text, status=409)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Models that are loaded for requests within a memory budget, and unloaded when other models need the memory.
 
-           acquire                ready                 no request, and idle or another
+           acquire                ready          no request, and idle, another, or `unload`
 not loaded ───────▶ loading ─────────────▶ loaded ─────────────────────────────────────▶ unloading
     ▲                  │ failure                                                             │
     └──────────────────┴─────────────────────────────────────────────────────────────────────┘
@@ -153,6 +153,18 @@ class ModelPool:
         if not model.users:
             self._expire_later(model)
             self._advance()
+
+    def unload(self, name: str) -> None:
+        """Begin to unload a model; a no-op if it is not loaded. Raises RequestError (409) if it is being
+        loaded or in use."""
+        model = self.models[name]
+        if model.state == "loading":
+            raise RequestError(f"the model {name!r} is being loaded", status=409)
+        if model.users:
+            text = f"the model {name!r} is in use: requests and prompt streams that are open: {model.users}"
+            raise RequestError(text, status=409)
+        if model.state == "loaded":
+            self._unload(model)
 
     async def until_failed(self) -> None:
         """Wait until a loaded model has failed for good. Raises FleetError."""

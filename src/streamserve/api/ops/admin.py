@@ -1,5 +1,5 @@
 """Admin routes, none of which stops the server: drain and resume it or one of its workers; add and remove
-workers."""
+workers; unload a model."""
 
 from math import inf
 from typing import Annotated, Any
@@ -53,6 +53,13 @@ class RemoveWorkersReply(msgspec.Struct, frozen=True):
     open_requests: int
 
 
+class UnloadReply(msgspec.Struct, frozen=True):
+    """The name of a model in /health, and its state: unloading, or not loaded if it was not."""
+
+    model: str
+    state: str
+
+
 async def add_workers(context: AppContext, request: Request) -> Response:
     """Start workers. Raises RequestError if they cannot be added."""
     body = await read_request(request, context, AddWorkersRequest)
@@ -79,6 +86,15 @@ def _seconds(request: Request) -> float:
     if not 0 <= seconds < inf:
         raise RequestError("within must be a number of seconds, 0 or more", field="within")
     return seconds
+
+
+async def unload(context: AppContext, request: Request) -> Response:
+    """Unload a model. Raises RequestError: 404 for unknown names, 409 if the model is always loaded, being
+    loaded, or in use."""
+    models = context.models
+    name = models.find(request.query_params.get("model"))
+    models.pool.unload(name)
+    return json_response(UnloadReply(name, models.states()[name]))
 
 
 async def begin(context: AppContext, request: Request) -> Response:
@@ -140,6 +156,20 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
         "/admin/resume",
         end,
         Operation("Accept requests again", reply=DrainReply, description="Accept requests again."),
+    ),
+    Route(
+        "POST",
+        "/admin/unload",
+        unload,
+        Operation(
+            "Unload a model",
+            reply=UnloadReply,
+            errors=(403, 404, 409),
+            parameters=[MODEL_PARAMETER],
+            description="Unload a model that is loaded on demand, which frees its memory: the next request "
+            "for it loads it again. It is refused while requests or prompt streams use the model. Needs an "
+            "admin key.",
+        ),
     ),
     Route(
         "POST",

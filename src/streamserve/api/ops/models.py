@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
-from streamserve.api.model_table import ModelTable
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
@@ -36,6 +35,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     - `state`: for a model that is loaded on demand: loaded, loading, unloading or not loaded. A LoRA adapter
       has the state of its model.
     - `memory`: the bytes that the model takes while it is loaded.
+    - `unloadable`: whether POST /admin/unload can unload the model: it is loaded on demand, and the server
+      has an admin key.
     - `parent`: the model of a LoRA adapter.
     - `default_sampling`: the sampling values of requests that do not set them, from the checkpoint's
       generation_config.json where it has them.
@@ -56,6 +57,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     notice: str | UnsetType = UNSET
     state: str | UnsetType = UNSET
     memory: int | UnsetType = UNSET
+    unloadable: bool | UnsetType = UNSET
     default_sampling: DefaultSampling | UnsetType = UNSET
 
 
@@ -68,23 +70,23 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def models(context: AppContext, request: Request) -> Response:
     """Return all names of the models."""
-    table = context.models
-    named = [(name, served) for name, entry in table.entries.items() for served in entry.names]
-    return json_response(ModelList(data=[_card(table, name, served) for name, served in named]))
+    entries = context.models.entries.items()
+    named = [(name, served) for name, entry in entries for served in entry.names]
+    return json_response(ModelList(data=[_card(context, name, served) for name, served in named]))
 
 
 async def model(context: AppContext, request: Request) -> Response:
     """Return one name of a model. Raises RequestError (404) if it is unknown."""
     requested = request.path_params["name"]
-    return json_response(_card(context.models, context.models.find(requested), requested))
+    return json_response(_card(context, context.models.find(requested), requested))
 
 
-def _card(table: ModelTable, name: str, served: str) -> ModelCard:
+def _card(context: AppContext, name: str, served: str) -> ModelCard:
     """Return the card of a model, or of its LoRA adapter, with the name `served`.
 
     Raises RequestError (503) if it is not loaded, unless it is loaded on demand.
     """
-    entry, state = table.entries[name], table.pool.models.get(name)
+    entry, state = context.models.entries[name], context.models.pool.models.get(name)
     try:
         card = card_of(entry.llm, served)
     except RequestError:  # not loaded
@@ -94,8 +96,13 @@ def _card(table: ModelTable, name: str, served: str) -> ModelCard:
     card = msgspec.structs.replace(card, default_sampling=shown)
     if state is None:
         return card
-    memory = UNSET if served in entry.llm.adapters else state.size
-    return msgspec.structs.replace(card, state=state.state, memory=memory)
+    is_adapter = served in entry.llm.adapters
+    return msgspec.structs.replace(
+        card,
+        state=state.state,
+        memory=UNSET if is_adapter else state.size,
+        unloadable=UNSET if is_adapter else bool(context.settings.admin_key),
+    )
 
 
 def card_of(llm: Generator, name: str) -> ModelCard:

@@ -17,6 +17,9 @@ export function useKey(value) {
   key = value.trim();
 }
 
+/** Return whether the page has a key. */
+export const hasKey = () => key !== "";
+
 /** Call a listener whenever a request was refused for want of a valid key. */
 export function onKeyNeeded(listener) {
   refused.add(listener);
@@ -24,12 +27,23 @@ export function onKeyNeeded(listener) {
 
 /** Send a request; return the reply. Throws ApiError unless its status is one of success. */
 export async function call(method, path, body, options = {}) {
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  try {
+    return await callAs(key, method, path, body, options);
+  } catch (error) {
+    if (error.status === 401) refused.forEach((listener) => listener());
+    throw error;
+  }
+}
+
+/** Send a request to an admin route, with an admin key or else with the page's key; return the reply. */
+export const callAsAdmin = (method, path, adminKey) => callAs(adminKey.trim() || key, method, path);
+
+async function callAs(used, method, path, body, options = {}) {
+  const headers = used ? { Authorization: `Bearer ${used}` } : {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const text = typeof body === "string" || body === undefined ? body : JSON.stringify(body);
   const reply = await sent(path, { method, headers, body: text, cache: "no-store", ...options });
   if (reply.ok) return reply;
-  if (reply.status === 401) refused.forEach((listener) => listener());
   throw new ApiError(await reason(reply), reply.status);
 }
 

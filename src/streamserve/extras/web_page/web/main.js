@@ -1,11 +1,12 @@
 // The page: puts its parts together. Views are in the address (#chat, #fleet), so that back and reload work.
 
-import { ApiError, json, onKeyNeeded, useKey } from "./api.js";
+import { onKeyNeeded, useKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { at, el } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { NARROW, setSide, sideCovers } from "./frame.js";
 import { showHistory } from "./history.js";
+import * as models from "./models.js";
 import { presetGroup } from "./presets.js";
 import { changedCount, panel } from "./settings.js";
 import * as store from "./store.js";
@@ -46,15 +47,8 @@ function showView() {
 
 // The models.
 
-let models = [];
-
 async function loadModels() {
-  try {
-    models = (await json("GET", "v1/models")).data;
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    return;
-  }
+  if (!await models.load()) return;
   at("key-form").hidden = true;
   chat.offerIdeas();
   showModel();
@@ -62,26 +56,21 @@ async function loadModels() {
   fleet.start();
 }
 
-const chosenModel = () => models.find(({ id }) => id === chat.conversation.settings.model) ?? models[0];
-
-function showModel() {
-  const { settings } = chat.conversation;
-  const chosen = chosenModel();
-  if (chosen && settings.model !== chosen.id) delete settings.model;      // the server has others now
-  const options = models.map(({ id, state }) => el("option", { value: id, text: state && state !== "loaded" ? `${id} (${state})` : id }));
-  at("model").replaceChildren(...options);
-  at("model").disabled = models.length < 2;
-  if (!chosen) return;
-  at("model").value = chosen.id;
-  const facts = [chosen.precision, chosen.max_model_len && `${chosen.max_model_len.toLocaleString("en-US")} tokens of context`];
-  at("about").textContent = facts.filter(Boolean).join(" · ");
-  at("welcome-model").textContent = chosen.id;
+async function refreshModels() {
+  if (await models.load()) showModel();
 }
+
+const showModel = () => models.show(chat.conversation.settings);
 
 at("model").addEventListener("change", () => {
   chat.set("model", at("model").value);
   showModel();
   showSettings();
+});
+
+at("unload-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  if (await models.unload()) refreshModels();
 });
 
 // The key.
@@ -104,7 +93,7 @@ function showSettings() {
   const { settings } = chat.conversation;
   const presets = presetGroup(settings, (preset) => { chat.choose(preset); showSettings(); });
   const changed = (name, value) => { chat.set(name, value); presets.show(); countSettings(); };
-  at("fields").replaceChildren(presets.group, ...panel(settings, chosenModel()?.default_sampling ?? {}, changed));
+  at("fields").replaceChildren(presets.group, ...panel(settings, models.chosen(settings)?.default_sampling ?? {}, changed));
   countSettings();
 }
 
@@ -177,13 +166,13 @@ async function health() {
   const options = { cache: "no-store", signal: AbortSignal.timeout(SILENCE) };
   const reply = await fetch("health", options).then((each) => each.json()).catch(() => null);
   if (!reply) return { text: "no connection", kind: "bad" };  // also if a proxy replies instead of the server
-  const { status, detail } = reply;
-  if (status === "ready") {
-    if (!models.length) loadModels();
-    return { text: "ready", kind: "good" };
+  const { status, detail, models: states } = reply;
+  const changed = models.changed(states);
+  if (status === "ready" || status === "degraded") {
+    if (!models.known()) loadModels();
+    else if (changed) refreshModels();
   }
-  if (status === "degraded" && !models.length) loadModels();
-  return { text: detail || status, kind: "busy" };
+  return status === "ready" ? { text: "ready", kind: "good" } : { text: detail || status, kind: "busy" };
 }
 
 window.addEventListener("hashchange", showView);
