@@ -10,7 +10,6 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from streamserve.settings.cluster import check_launcher
 from streamserve.settings.commands import Use, acting, defaults_in, idle_text, refuse_idle, split
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
+from streamserve.settings.near_names import near_name
 from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
 from streamserve.settings.server_config import ServerConfig
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
@@ -42,7 +42,6 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
-_MAX_NAME = 64
 
 _log = logging.getLogger(__name__)
 
@@ -371,6 +370,8 @@ def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
 def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> None:
     for name in values:
         if name not in names:
-            similar = get_close_matches(name[:_MAX_NAME], names, n=1)
-            others = f"did you mean {similar[0]}?" if similar else f"there are: {', '.join(sorted(names))}"
-            raise SettingsError(f"there is no setting {name!r} ({where}); {others}")
+            near = near_name(name, names)
+            way_on = (
+                f"did you mean {near}?" if near else "`streamserve serve --help-all` describes all settings"
+            )
+            raise SettingsError(f"there is no setting {name!r:.80} ({where}): {way_on}")
