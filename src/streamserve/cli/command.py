@@ -1,9 +1,9 @@
-"""The class of all commands: it refuses unknown flags by name, with the flag that may be meant."""
+"""The class of all commands: it takes flags of other programs, and refuses unknown flags by name."""
 
 from typing import Any
 
-from streamserve.cli.arguments import checked_flags
-from streamserve.cli.flags import exit_on_error
+from streamserve.cli.arguments import separate
+from streamserve.cli.flags import FOREIGN, exit_on_error
 from streamserve.cli.help import GroupedCommand
 
 
@@ -14,7 +14,9 @@ class Command(GroupedCommand):
         """Parse the arguments. Raises SystemExit for an unknown flag."""
         if not ctx.resilient_parsing:  # a shell completes an unfinished command
             with exit_on_error():
-                args = checked_flags(args, _declared(self.get_params(ctx)), ctx.command_path)
+                separated = separate(args, _declared(self.get_params(ctx)), ctx.command_path)
+            ctx.meta[FOREIGN] = separated.foreign
+            args = separated.own
         return super().parse_args(ctx, args)
 
 

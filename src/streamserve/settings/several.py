@@ -14,7 +14,14 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import Settings, SettingsError, convert
-from streamserve.settings.resolve import DEFAULT_MODEL, Given, gather, settings_of, to_toml
+from streamserve.settings.resolve import (
+    DEFAULT_MODEL,
+    Given,
+    gather,
+    refuse_second_model,
+    settings_of,
+    to_toml,
+)
 from streamserve.settings.server_config import ServerConfig
 
 OF_MODELS = frozenset(
@@ -71,6 +78,7 @@ def resolve_served(
     CheckpointError if a model is not found.
     """
     given = gather(overrides, config, environ)
+    refuse_second_model(models, given)
     named = _all_models(models, given)
     on_demand = len(named) > 1 or any(
         values.get(name) is not None
