@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
-from streamserve.api.openai.json_schemas import enforceable
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.openai.structured import json_grammar, response_schema
+from streamserve.api.openai.structured import response_schema
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar, check_size
+from streamserve.text.json_schemas import enforceable
+from streamserve.text.structured import json_grammar
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
 from streamserve.text.tools.grammar import calls_schema, free_calls
