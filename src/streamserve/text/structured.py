@@ -42,7 +42,7 @@ def structured_grammar(field: str, settings: Mapping[str, Any]) -> Grammar:
         fields["json"] = _ANY_OBJECT
     for name in fields:
         if name not in KINDS:
-            raise RequestError(f"{field}.{name} is not supported", field=field)
+            raise RequestError(f"{field}.{name} is not supported: use {', '.join(KINDS)}", field=field)
     if len(fields) != 1:
         raise RequestError(f"{field} must hold exactly one of {', '.join(KINDS)}", field=field)
     ((name, value),) = fields.items()
