@@ -99,7 +99,7 @@ def test_chat_with_another_template(llm: LLM) -> None:
         QUESTION, GREEDY, chat_template=template, chat_template_kwargs={"mark": "!"}, tools=TOOLS
     )
     assert output.prompt == f"[What is 12 + 7?!]{TOOLS}"
-    with pytest.raises(RequestError, match="chat_template: the chat template, line 1: "):
+    with pytest.raises(RequestError, match="chat_template does not compile: the chat template, line 1: "):
         llm.chat(QUESTION, GREEDY, chat_template="{% if %}")
 
 

@@ -83,6 +83,7 @@ TAKEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("--allowed-origins", '["https://a.example"]', {"cors_origin": ["https://a.example"]}),
     ("--uvicorn-log-level", "warning", {"log_level": "warning"}),
     ("-v", True, {"log_level": "debug"}),
+    ("--chat-template-file", "/template", {"chat_template": "/template"}),
     ("--ssl-cert-file", "/cert", {"ssl_certfile": "/cert"}),
     ("--ssl-key-file", "/key", {"ssl_keyfile": "/key"}),
     ("keep_alive", "10m", {"idle_unload": "10m"}),
@@ -309,7 +310,10 @@ def test_a_command_line_of_llama_cpp_is_taken(caplog: pytest.LogCaptureFixture) 
         (["serve", "embedded", "-m", "other"], "there are two models: other is given by a flag, embedded as"),
         (["chat", "embedded", "--hf-repo", "other"], "there are two models: other is given by a flag"),
         (["generate", "Hello", "--temp", "0.7"], "`streamserve generate` and `chat` have `--temperature`"),
-        (["serve", "--chat-tempalte", "x"], "there is no flag --chat-tempalte: "),
+        (
+            ["serve", "--chat-tempalte", "x"],
+            "no flag --chat-tempalte: did you mean --chat-template?",
+        ),
     ],
 )
 def test_a_refused_flag_is_one_line(arguments: list[str], error: str) -> None:

@@ -54,6 +54,7 @@ from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import check_router, topology, worker_bound
 from streamserve.settings.sampling import recommended_sampling
 from streamserve.settings.server_config import ServerConfig
+from streamserve.settings.templates import read_chat_template
 from streamserve.system.crashes import crash_folder
 from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import GrammarCheck, compiler
@@ -87,10 +88,12 @@ class AsyncLLM:
         """Load the tokenizer and the chat template. `start` starts the workers.
 
         Raises CheckpointError if the folder's tokenizer, chat template or recommended sampling values cannot
-        be read, SettingsError if the timeline file cannot be written.
+        be read, SettingsError if the given chat template cannot be read, or the timeline file cannot be
+        written.
         """
         self.settings = settings
-        self.tokenizer = Tokenizer.from_folder(settings.model.path)
+        template = read_chat_template(settings.server.chat_template)
+        self.tokenizer = Tokenizer.from_folder(settings.model.path, template)
         self.chat_template = self.tokenizer.renderer()
         self.served_names = settings.server.served_model_name or (settings.name,)
         task, path = settings.model.task, Path(settings.model.path)

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from streamserve.llm.prompts import TokensPrompt
-from streamserve.protocol.errors import CheckpointError, RequestError
-from streamserve.text.chat import ChatTemplate, Message, Renderer, require
+from streamserve.protocol.errors import RequestError
+from streamserve.text.chat import Message, Renderer, given_template, require
 from streamserve.text.prompt_text import PromptText
 from streamserve.text.rendering import render_conversation
 from streamserve.text.tokenizer import Tokenizer
@@ -31,11 +30,13 @@ def render_chat(
     """Return the prompt of a conversation: its token ids, and its text if the template writes text.
 
     `chat_template` is a template in place of the model's `renderer`. Special tokens are recognized in
-    messages of the assistant only. Raises RequestError if the template refuses the conversation, and logs a
-    warning if it leaves out or moves a message.
+    messages of the assistant only. Raises RequestError if the template refuses the conversation,
+    CheckpointError if the model takes no other template, and logs a warning if a message is left out or
+    moved.
     """
     if chat_template is not None:
-        renderer = compiled_template(chat_template, tuple(tokenizer.special_tokens.items()))
+        tokenizer.check_takes_template()
+        renderer = given_template(chat_template, tuple(tokenizer.special_tokens.items()))
     conversation = render_conversation(
         require(renderer),
         chat,
@@ -51,15 +52,6 @@ def render_chat(
     if isinstance(prompt, list):
         return TokensPrompt(prompt_token_ids=prompt)
     return TokensPrompt(prompt_token_ids=encode(tokenizer, prompt, False), prompt=prompt.text)
-
-
-@lru_cache(maxsize=8)
-def compiled_template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    """Return a template of a script or of a request. Raises RequestError if it does not compile."""
-    try:
-        return ChatTemplate(source, dict(special_tokens))
-    except CheckpointError as error:
-        raise RequestError(f"chat_template: {error}", field="chat_template") from error
 
 
 def encode(tokenizer: Tokenizer, text: str | PromptText, add_special_tokens: bool = True) -> list[int]:

@@ -34,6 +34,7 @@ from streamserve.settings.habits.table import adopt, habits_by_name
 from streamserve.settings.near_names import near_name
 from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
 from streamserve.settings.server_config import ServerConfig
+from streamserve.settings.templates import read_chat_template
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.system.tls import tls_context
@@ -146,6 +147,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
     _check_addresses(server)
     _check_names(server)
     _check_tls(server)
+    read_chat_template(server.chat_template)
     _check_policy(unresolved.speculation_policy)
     _check_router(server.router)
     check_effect(Configured(model_config, server, topology(server), shared, use))

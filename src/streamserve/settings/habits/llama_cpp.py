@@ -43,6 +43,7 @@ TAKEN = (
           values="none"),
     Habit(("--reranking", "--rerank"), _LLAMA, "taken", "{task=score}", fixed({"task": "score"}),
           values="none"),
+    Habit(("--chat-template-file",), _LLAMA, "taken", "{chat_template}", to("chat_template")),
     Habit(("--ssl-cert-file",), _LLAMA, "taken", "{ssl_certfile}", to("ssl_certfile")),
     Habit(("--ssl-key-file",), _LLAMA, "taken", "{ssl_keyfile}", to("ssl_keyfile")),
     Habit(("--verbose", "-v"), _LLAMA, "taken", "{log_level=debug}", fixed({"log_level": "debug"}),

@@ -18,11 +18,11 @@ SAME: dict[Program, tuple[str, ...]] = {
     "vllm": (
         "host", "port", "api_key", "served_model_name", "max_num_seqs", "max_num_batched_tokens",
         "tensor_parallel_size", "device", "block_size", "enable_prefix_caching", "swap_space", "max_loras",
-        "max_lora_rank", "ssl_certfile", "ssl_keyfile", "otlp_traces_endpoint",
+        "max_lora_rank", "chat_template", "ssl_certfile", "ssl_keyfile", "otlp_traces_endpoint",
     ),
     "sglang": (
         "host", "port", "api_key", "served_model_name", "dtype", "device", "ssl_certfile", "ssl_keyfile",
-        "max_lora_rank", "log_level",
+        "max_lora_rank", "chat_template", "log_level",
     ),
     "llama.cpp": ("host", "port", "api_key", "api_key_file", "threads"),
     "ollama": (),
