@@ -140,11 +140,11 @@ def test_bad_words_become_a_grammar(talker: ScriptedGenerator, fields: Any) -> N
 def test_the_grammar_of_bad_words_allows_every_other_text(words: list[str], text: str) -> None:
     from llguidance import LLMatcher, LLTokenizer
 
-    from streamserve.api.openai.structured import _without_words
     from streamserve.protocol.grammar import to_llguidance
+    from streamserve.text.structured import without_words
 
     tokenizer = LLTokenizer("byte")
-    matcher = LLMatcher(tokenizer, to_llguidance(_without_words(words)), log_level=0)
+    matcher = LLMatcher(tokenizer, to_llguidance(without_words(words)), log_level=0)
     ids = tokenizer.tokenize_str(text)
     taken = matcher.try_consume_tokens(ids)
     assert not matcher.is_error()

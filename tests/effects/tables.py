@@ -118,6 +118,7 @@ TESTED: dict[str, str] = {
     "port": "test_serve.py::test_a_taken_port_is_one_clear_line",
     "ssl_certfile": "test_serve.py::test_a_server_with_a_certificate_speaks_https",
     "ssl_keyfile": "system/test_tls.py::test_a_pair_is_accepted",
+    "chat_template": "llm/test_templates.py::test_a_given_template_replaces_the_model_s",
     "served_model_name": "test_several_settings.py::test_one_model_is_served_as_before",
     "models_memory_bytes": "test_several_models.py::test_the_refusal_is_one_line_and_exit_status_2",
     "idle_unload": "test_model_pool.py::test_an_idle_model_is_unloaded_and_loaded_again",

@@ -28,7 +28,10 @@ PrintConfig = Annotated[
 ]
 Command = Callable[..., None]
 Flags = dict[str, Any]
-"""The given flags: values by the names of settings."""
+"""The given flags: values by the names of settings, and of flags of other programs as they were typed."""
+
+FOREIGN = "streamserve.foreign"
+"""Where the context of a command has the flags of other programs."""
 
 SHORT = {"tensor_parallel_size": "-tp"}
 """Short forms of flags, by the names of settings."""
@@ -48,6 +51,7 @@ def with_flags(
     help_all = inspect.Parameter(
         "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll
     )
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     def decorate(command: Command) -> Command:
         @exit_on_error()
@@ -55,10 +59,12 @@ def with_flags(
         def run(**arguments: Any) -> None:
             flags = {parameter.name: arguments.pop(parameter.name) for parameter in parameters}
             del arguments[help_all.name]
-            command(**arguments, flags={name: flag for name, flag in flags.items() if flag not in (None, [])})
+            given = {name: flag for name, flag in flags.items() if flag not in (None, [])}
+            foreign = arguments.pop(context.name).meta.get(FOREIGN, {})
+            command(**arguments, flags=given | foreign)
 
         own = [each for each in inspect.signature(command).parameters.values() if each.name != "flags"]
-        run.__signature__ = inspect.Signature([*own, help_all, *parameters])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature([*own, context, help_all, *parameters])  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -21,7 +21,7 @@ FIRST = {
     "models_memory_bytes": "Several models",
     "max_requests": "Limits of requests",
     "max_stored_responses": "Stored responses and batches",
-    "tool_parser": "Tools, reasoning and structured output",
+    "chat_template": "Templates, tools, reasoning and structured output",
     "request_timeout": "Timeouts",
     "api_key": "Keys",
     "workers": "Workers",
@@ -36,8 +36,8 @@ COMMON = frozenset(
     {
         "dtype", "device", "tensor_parallel_size", "quantization", "threads", "max_model_len",
         "kv_cache_bytes", "max_num_seqs", "draft", "host", "port", "ssl_certfile", "ssl_keyfile",
-        "served_model_name", "lora", "max_requests", "tool_parser", "reasoning_parser", "request_timeout",
-        "api_key", "api_key_file", "workers", "pairs", "launcher", "log_level",
+        "served_model_name", "lora", "max_requests", "chat_template", "tool_parser", "reasoning_parser",
+        "request_timeout", "api_key", "api_key_file", "workers", "pairs", "launcher", "log_level",
     }
 )  # fmt: skip
 """The settings in `--help`."""

@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 
 from streamserve.cli.chat import chat
+from streamserve.cli.command import Command
 from streamserve.cli.doctor import doctor
 from streamserve.cli.draft import draft
 from streamserve.cli.early_signals import end_on_signals
 from streamserve.cli.flags import exit_on_error
 from streamserve.cli.generate import generate
-from streamserve.cli.help import GroupedCommand
 from streamserve.cli.keys import keys
 from streamserve.cli.profile import profile
 from streamserve.cli.serve import serve
@@ -45,7 +45,7 @@ def options(
 
 
 for command in (serve, generate, chat, batch, profile, draft, worker, doctor, version):
-    app.command(cls=GroupedCommand)(command)
+    app.command(cls=Command)(command)
 app.add_typer(models, name="models")
 app.add_typer(keys, name="keys")
 app.add_typer(bench, name="bench")

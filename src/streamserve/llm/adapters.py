@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from streamserve.fleet.runtime import FleetRuntime
-from streamserve.protocol.adapters import Adapter, check_name, open_adapter
+from streamserve.protocol.adapters import Adapter, check_name, folder_of, open_adapter
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError, RequestError
 
@@ -64,30 +64,48 @@ class ServedAdapters:
         Raises RequestError if it cannot be served, the name is in use, or too many are loaded.
         """
         async with self._changing:
-            if not self._limit:
+            return await self._load_new(name, path)
+
+    async def ensure(self, name: str, path: str) -> None:
+        """Load the adapter in the folder `path` as `name`, unless it is loaded. An empty `path` stands for a
+        loaded adapter. Raises RequestError as `load` and `named` do, and if another folder has this name."""
+        async with self._changing:
+            if not path:
+                self.named(name)
+            elif name not in self.by_name:
+                await self._load_new(name, path)
+            elif folder_of(self.by_name[name].path).resolve() != folder_of(path).resolve():
                 raise RequestError(
-                    f"no LoRA adapters are served for {self._models[0]}: start the server with max_loras"
+                    f"the name {name:.200} is used by the LoRA adapter in {self.by_name[name].path}: give "
+                    "the other one another name",
+                    field="lora_name",
                 )
-            refusal = check_name(name, frozenset((*self._models, *self.by_name)))
-            if refusal:
-                raise RequestError(f"lora_name: {refusal}", field="lora_name")
-            try:
-                adapter = await asyncio.to_thread(self._open, name, path)
-            except CheckpointError as error:
-                raise RequestError(str(error), field="lora_path", status=404) from error
-            runtime = self._runtime()
-            if len(runtime.adapters | {adapter.fingerprint}) > self._limit:
-                raise RequestError(
-                    f"{len(runtime.adapters)} adapters are loaded, which is the limit (max_loras): unload "
-                    "an adapter, and wait until its open requests have ended",
-                    status=409,
-                )
-            refusal = await self._load(adapter)
-            if refusal:
-                await self._forget(adapter)
-                raise RequestError(refusal, field="lora_path")
-            self.by_name[name] = adapter
-            return adapter
+
+    async def _load_new(self, name: str, path: str) -> Adapter:
+        if not self._limit:
+            raise RequestError(
+                f"no LoRA adapters are served for {self._models[0]}: start the server with max_loras"
+            )
+        refusal = check_name(name, frozenset((*self._models, *self.by_name)))
+        if refusal:
+            raise RequestError(f"lora_name: {refusal}", field="lora_name")
+        try:
+            adapter = await asyncio.to_thread(self._open, name, path)
+        except CheckpointError as error:
+            raise RequestError(str(error), field="lora_path", status=404) from error
+        runtime = self._runtime()
+        if len(runtime.adapters | {adapter.fingerprint}) > self._limit:
+            raise RequestError(
+                f"{len(runtime.adapters)} adapters are loaded, which is the limit (max_loras): unload "
+                "an adapter, and wait until its open requests have ended",
+                status=409,
+            )
+        refusal = await self._load(adapter)
+        if refusal:
+            await self._forget(adapter)
+            raise RequestError(refusal, field="lora_path")
+        self.by_name[name] = adapter
+        return adapter
 
     async def _load(self, adapter: Adapter) -> str:
         """Load an adapter; return why it cannot be served, or "". Raises RequestError (503) if the workers do

@@ -30,7 +30,12 @@ from streamserve.llm.adapters import ServedAdapters
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.kv_network import kv_network
 from streamserve.llm.launchers import make_launcher
+from streamserve.llm.outputs import RequestOutput
+from streamserve.llm.params import RequestOutputKind, ScriptParams, request_params
 from streamserve.llm.prompt_stream import LocalPromptStream
+from streamserve.llm.prompts import LoRARequest, Prompt
+from streamserve.llm.requests import ScriptRequest, outputs_of
+from streamserve.llm.script_tokenizer import ScriptTokenizer
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.protocol.draft_kind import DraftKind, draft_kind
@@ -49,6 +54,7 @@ from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import check_router, topology, worker_bound
 from streamserve.settings.sampling import recommended_sampling
 from streamserve.settings.server_config import ServerConfig
+from streamserve.settings.templates import read_chat_template
 from streamserve.system.crashes import crash_folder
 from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import GrammarCheck, compiler
@@ -82,10 +88,12 @@ class AsyncLLM:
         """Load the tokenizer and the chat template. `start` starts the workers.
 
         Raises CheckpointError if the folder's tokenizer, chat template or recommended sampling values cannot
-        be read, SettingsError if the timeline file cannot be written.
+        be read, SettingsError if the given chat template cannot be read, or the timeline file cannot be
+        written.
         """
         self.settings = settings
-        self.tokenizer = Tokenizer.from_folder(settings.model.path)
+        template = read_chat_template(settings.server.chat_template)
+        self.tokenizer = Tokenizer.from_folder(settings.model.path, template)
         self.chat_template = self.tokenizer.renderer()
         self.served_names = settings.server.served_model_name or (settings.name,)
         task, path = settings.model.task, Path(settings.model.path)
@@ -100,6 +108,7 @@ class AsyncLLM:
         self._adapters = ServedAdapters(given, self.served_names, settings.model, lambda: self._runtime)
         self._kv_network = kv_network(settings.server)
         self._max_choices = max_choices(settings)
+        self._cache_generation = 0
         self._runtime = self._new_runtime()
 
     def _new_runtime(self) -> FleetRuntime:
@@ -203,6 +212,10 @@ class AsyncLLM:
         """
         await self._adapters.load(name, path)
 
+    async def ensure_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter as `load_adapter` does, unless it is loaded."""
+        await self._adapters.ensure(name, path)
+
     async def unload_adapter(self, name: str) -> None:
         """Stop serving a LoRA adapter; its open requests run to completion.
 
@@ -259,6 +272,44 @@ class AsyncLLM:
             self._grammars = GrammarCheck(compile, server.max_grammar_bytes, server.grammar_timeout)
         await self._grammars(grammar, field)
 
+    def get_tokenizer(self) -> ScriptTokenizer:
+        """Return the tokenizer, with the names of transformers' tokenizers."""
+        return ScriptTokenizer(self.tokenizer, self.chat_template)
+
+    def get_default_sampling_params(self) -> ScriptParams:
+        """Return sampling parameters with the values that the checkpoint recommends."""
+        return ScriptParams(**self.default_sampling)
+
+    def reset_prefix_cache(self) -> bool:
+        """Let later requests share no prefix with earlier ones; return True. The blocks of earlier requests
+        are evicted when their memory is needed."""
+        self._cache_generation += 1
+        return True
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs of a prompt while it is generated; the last is `finished`. The `output_kind` of
+        `sampling_params` says whether each has all output so far, only the new output, or whether only the
+        last is yielded. Without `sampling_params`, the checkpoint's values apply.
+
+        Closing the iterator cancels the request. Raises RequestError if the request is refused or lost.
+        """
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        kind = params.output_kind if isinstance(params, ScriptParams) else RequestOutputKind.CUMULATIVE
+        request = ScriptRequest(
+            request_id or new_request_id(), prompt, params, priority, lora_request=lora_request
+        )
+        async with aclosing(outputs_of(self, request, kind)) as outputs:
+            async for output in outputs:
+                yield output
+
     async def submit(
         self,
         prompt: list[int],
@@ -285,6 +336,8 @@ class AsyncLLM:
             await self.check_grammar(params.grammar, "grammar")
         if params.pooling and params.pooling.kind == "mean":
             cache_salt = f"{cache_salt}\0{request_id}"  # a cached prefix would have no hidden states
+        if self._cache_generation:
+            cache_salt = f"{cache_salt}\0{self._cache_generation}"
         fingerprint = self._adapters.named(options.adapter)
         keep = b""
         if self.settings.server.launcher == "join":
@@ -344,8 +397,13 @@ class AsyncLLM:
         """
         model = self.model
         self._check_served(params)
+        if isinstance(params, ScriptParams) and (params.truncate_prompt_tokens or not params.detokenize):
+            raise RequestError(
+                "truncate_prompt_tokens and detokenize act in generate: leave them out",
+                field="sampling_params",
+            )
         try:
-            params = check_types(params)
+            params = check_types(request_params(params))
             check_sampling(params, model.vocab_size, model.eos_token_ids)
         except InvalidField as error:
             raise RequestError(str(error), field=error.field) from error

@@ -1,79 +1,43 @@
 """Library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's format."""
 
 import asyncio
-import logging
-import operator
 import threading
 import weakref
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
 from streamserve.llm.async_llm import AsyncLLM, new_request_id
-from streamserve.llm.items import Item
+from streamserve.llm.chats import Conversation, Tools, encode, render_chat
+from streamserve.llm.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from streamserve.llm.params import ScriptParams
+from streamserve.llm.prompts import LoRARequest, Prompt, TokensPrompt, as_list, read_prompt
+from streamserve.llm.requests import ScriptRequest, output_of
+from streamserve.llm.scores import judging_prompts, scored, text_pairs
+from streamserve.llm.script_tokenizer import ScriptTokenizer
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
+from streamserve.protocol.messages import ModelInfo
 from streamserve.protocol.reports import Report
 from streamserve.protocol.request_options import RequestOptions
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import resolve
-from streamserve.text.chat import require
-from streamserve.text.embedding import Floats, embedding, embedding_params
-from streamserve.text.latency import SloOutcome
-from streamserve.text.output import ChoiceDelta, Usage
-from streamserve.text.prompt_text import PromptText
-from streamserve.text.rendering import render_conversation
+from streamserve.text.embedding import embedding, embedding_params, similarity
+from streamserve.text.output import ChoiceDelta
 from streamserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
 """Upper bound of the seconds that a worker takes to stop or to be killed."""
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """Log-probability of a token at a position, and its text."""
-
-    logprob: float
-    decoded_token: str
-
-
-@dataclass
-class CompletionOutput:
-    """One output choice. `logprobs[i]` maps token ids to log-probabilities at output position i."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass
-class RequestOutput:
-    """The result for one prompt. `prompt_logprobs[0]` is None, as the first token has no predecessor.
-    `pooled` is the vector of a request with `pooling`."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    num_cached_tokens: int = 0
-    slo: SloOutcome | None = None
-    pooled: bytes = b""
-    finished: bool = False
-
-
-Prompt = str | Sequence[int]
 
 
 def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
@@ -167,98 +131,193 @@ class LLM:
         """Return the workers' latest report."""
         return self._llm.report()
 
+    def get_tokenizer(self) -> ScriptTokenizer:
+        """Return the tokenizer, with the names of transformers' tokenizers."""
+        return self._llm.get_tokenizer()
+
+    def get_default_sampling_params(self) -> ScriptParams:
+        """Return SamplingParams with the values that the checkpoint recommends: see `default_sampling`."""
+        return self._llm.get_default_sampling_params()
+
+    def reset_prefix_cache(self) -> bool:
+        """Let later requests share no prefix with earlier ones; return True. The blocks of earlier requests
+        are evicted when their memory is needed."""
+        return self._llm.reset_prefix_cache()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
         lora: str | Sequence[str] = "",
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Generate outputs for texts or lists of token ids, in the order of `prompts`.
+        """Generate outputs for prompts, in their order. A prompt is a text, a list of token ids, or a mapping
+        with `prompt` or `prompt_token_ids`.
 
         With `use_tqdm`, standard error shows the progress of several prompts.
 
-        `params`, `priority` (lower is served first) and `lora` (the name of a LoRA adapter, "" for none) are
-        one value for all prompts, or one per prompt. Without `params`, `default_sampling` applies; if
-        `params` are given, the checkpoint's values are not used.
+        `sampling_params`, `priority` (lower is served first), `lora` (the name of a LoRA adapter, "" for
+        none) and `lora_request` (an adapter that is loaded if it is not loaded yet) are one value for all
+        prompts, or one per prompt. Without `sampling_params`, `default_sampling` applies; if they are given,
+        the checkpoint's values are not used.
 
         Raises RequestError for the first prompt that is refused, or that repeatedly crashes its worker;
         StartError while no worker can be started.
         """
-        prompt_list = _as_list(prompts)
+        prompt_list = as_list(prompts)
         count = len(prompt_list)
-        if isinstance(params, Sequence):
-            params_list = list(params)
-        else:
-            params_list = [params or SamplingParams(**self.default_sampling)] * count
-        if len(params_list) != count:
-            raise ValueError(f"{count} prompts, but {len(params_list)} sampling parameters")
-        priorities = [priority] * count if isinstance(priority, int) else list(priority)
-        if len(priorities) != count:
-            raise ValueError(f"{count} prompts, but {len(priorities)} priorities")
-        adapters = [lora] * count if isinstance(lora, str) else list(lora)
-        if len(adapters) != count:
-            raise ValueError(f"{count} prompts, but {len(adapters)} LoRA adapters")
-        requests = list(zip(prompt_list, params_list, priorities, adapters, strict=True))
-        future = self._run(self._generate(requests, use_tqdm))
-        try:
-            return future.result()
-        except BaseException:  # on any error, including Ctrl-C, cancel all requests of this call
-            future.cancel()
-            raise
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        requests = [
+            ScriptRequest(new_request_id(), *each)
+            for each in zip(
+                prompt_list,
+                _each(params, count, "sampling parameters"),
+                _each(priority, count, "priorities"),
+                _each(lora, count, "LoRA adapters"),
+                _each(lora_request, count, "LoRA requests"),
+                strict=True,
+            )
+        ]
+        return self._results(self._generate(requests, use_tqdm))
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
         lora: str | Sequence[str] = "",
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_content_format: Literal["auto"] = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for one or several conversations, rendered with the chat template; see `generate`.
+        """Generate for one or several conversations, rendered with the chat template; see `generate` and
+        `render`. Calls of `tools` are in the output's text as the model writes them.
 
-        Without `params`, an output may fill the context.
+        Without `sampling_params`, an output may fill the context.
         """
-        chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.render(chat) for chat in chats]  # type: ignore[arg-type]
-        params = params or SamplingParams(**self.default_sampling, max_tokens=None)
-        return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority, lora=lora)
+        if chat_template_content_format != "auto":
+            raise RequestError(
+                "chat_template_content_format must be auto: the template shows which form it reads",
+                field="chat_template_content_format",
+            )
+        single = not messages or isinstance(messages[0], Mapping) or isinstance(messages, str)
+        chats = cast(Sequence[Conversation], [messages] if single else messages)
+        prompts = [
+            self._rendered(
+                chat,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for chat in chats
+        ]
+        if sampling_params is None:
+            sampling_params = ScriptParams(**self.default_sampling, max_tokens=None)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            priority=priority,
+            lora=lora,
+            lora_request=lora_request,
+        )
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True
-    ) -> list[Floats]:
-        """Return the embeddings of texts or lists of token ids, in the order of `prompts`. Each has its first
-        `dimensions` numbers (None: all).
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embeddings of prompts, in their order. Each has its first `dimensions` numbers (None:
+        all).
 
         Raises RequestError if the model does not embed (task), and as `generate` does.
         """
-        config = self._llm.embedding
-        if config is None:
-            raise RequestError('this model does not embed: give task="embed"', field="model")
+        config = self._embedding()
         outputs = self.generate(prompts, embedding_params(config), use_tqdm=use_tqdm)
-        return [embedding(output.pooled, config, dimensions) for output in outputs]
+        return [
+            EmbeddingRequestOutput(
+                output.request_id,
+                EmbeddingOutput(embedding(output.pooled, config, dimensions).tolist()),
+                output.prompt_token_ids,
+            )
+            for output in outputs
+        ]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """Return the scores of pairs of texts: one first text with each second text, or texts one by one.
+
+        A reranking model (task="score") judges each pair; `instruction` says what makes a document relevant.
+        With an embedding model, the score is the cosine similarity. Raises RequestError for other models.
+        """
+        pairs = text_pairs(data_1, data_2)
+        if (scoring := self._llm.scoring) is not None:
+            prompts = judging_prompts(self.tokenizer, scoring, pairs, instruction)
+            outputs = self.generate(prompts, scoring.params, use_tqdm=use_tqdm)
+            return [scored(output, scoring.score(output.pooled)) for output in outputs]
+        config = self._embedding()
+        if instruction is not None:
+            raise RequestError("instruction is for models that score: write it into the first text")
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        ids: list[Prompt] = [encode(self.tokenizer, self.tokenizer.literal(text)) for text in texts]
+        outputs = self.generate(ids, embedding_params(config), use_tqdm=use_tqdm)
+        by_text = dict(zip(texts, outputs, strict=True))
+        vectors = {text: embedding(output.pooled, config) for text, output in by_text.items()}
+        return [scored(by_text[two], similarity(vectors[one], vectors[two])) for one, two in pairs]
+
+    def beam_search(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Refuse beam search by name."""
+        raise NotImplementedError(
+            "beam_search: a beam is not a sample, so it has no seed, and draft tokens cannot be verified "
+            "against it: use generate with n, or with temperature 0"
+        )
+
+    def sleep(self, level: int = 1) -> NoReturn:
+        """Refuse sleeping by name."""
+        raise NotImplementedError(
+            "sleep: workers cannot give up their memory and keep running: use close, and create the LLM again"
+        )
+
+    def classify(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Refuse classification by name."""
+        raise NotImplementedError(
+            "classify: classification heads are not supported: use generate with structured_outputs "
+            "(choice), score or embed"
+        )
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, lora: str = ""
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, lora: str = ""
     ) -> Generator[ChoiceDelta, None, None]:
         """Yield deltas of one prompt's output as they are generated. `lora` is the name of a LoRA adapter, ""
-        for none. Without `params`, `default_sampling` applies.
+        for none. Without `sampling_params`, `default_sampling` applies.
 
         Leaving the loop early cancels the request.
         """
         queue: asyncio.Queue[ChoiceDelta | None] = asyncio.Queue()
-        params = params or SamplingParams(**self.default_sampling)
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
 
         async def read() -> None:
             try:
-                ids = self._encode(prompt)
+                read = read_prompt(prompt)
+                ids = encode(self.tokenizer, read.text or "") if read.ids is None else read.ids
                 await self._llm.until_ready()
-                items = self._llm.submit(
-                    ids, params, request_id=new_request_id(), options=RequestOptions(adapter=lora)
-                )
+                options = RequestOptions(cache_salt=read.cache_salt, adapter=lora)
+                items = self._llm.submit(ids, params, request_id=new_request_id(), options=options)
                 async with aclosing(items) as stream:
                     async for item in stream:
                         if isinstance(item, ChoiceDelta):
@@ -285,16 +344,42 @@ class LLM:
         """Unload a LoRA adapter. Raises RequestError if there is no adapter with this name."""
         self._run(self._llm.unload_adapter(name)).result()
 
-    def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
+    def render(
+        self,
+        chat: Conversation,
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the token ids of a rendered conversation. Special tokens are recognized in messages of the
-        assistant only. Raises RequestError if the template refuses the conversation, and logs a warning if it
-        leaves out or moves a message."""
-        template, tokenizer = require(self._llm.chat_template), self.tokenizer
-        conversation = render_conversation(template, chat, tokenizer.special_spans)
-        for name, warning in conversation.warnings.items():
-            _log.warning("without effect: %s%s", name, warning)
-        prompt = conversation.prompt
-        return prompt if isinstance(prompt, list) else self._encode_text(prompt, add_special_tokens=False)
+        assistant only.
+
+        `tools` and `chat_template_kwargs` are inputs of the template; `chat_template` is the source of a
+        template in place of the model's. `add_generation_prompt` opens the reply, and
+        `continue_final_message` leaves the last message open instead. Raises RequestError if the template
+        refuses the conversation, and logs a warning if it leaves out or moves a message.
+        """
+        rendered = self._rendered(
+            chat,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return list(rendered["prompt_token_ids"])
+
+    def _rendered(self, chat: Conversation, **options: Any) -> TokensPrompt:
+        return render_chat(self.tokenizer, self._llm.chat_template, chat, **options)
+
+    def _embedding(self) -> EmbeddingConfig:
+        """Return how the model embeds. Raises RequestError if it does not."""
+        if self._llm.embedding is None:
+            raise RequestError('this model does not embed: give task="embed"', field="model")
+        return self._llm.embedding
 
     def close(self) -> None:
         """Stop the workers and free all resources. Idempotent."""
@@ -316,31 +401,16 @@ class LLM:
             raise RuntimeError("this LLM is closed, or was created before this process was forked")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a text, or the given ids (any integer type).
-
-        Raises TypeError for anything else.
-        """
-        if isinstance(prompt, str):
-            return self._encode_text(prompt)
+    def _results(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` to its end. On any error, including Ctrl-C, cancel all its requests."""
+        future = self._run(coroutine)
         try:
-            return [operator.index(token) for token in prompt]
-        except TypeError:
-            raise TypeError(f"a prompt must be a text or token ids, not {type(prompt).__name__}") from None
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
-    def _encode_text(self, text: str | PromptText, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text. Raises RequestError if it is not valid Unicode."""
-        try:
-            prompt = PromptText(text) if isinstance(text, str) else text
-            return self.tokenizer.encode_prompt(prompt, add_special_tokens)
-        except UnicodeEncodeError:
-            raise RequestError(
-                "the prompt has a lone surrogate, which UTF-8 cannot encode", field="prompt"
-            ) from None
-
-    async def _generate(
-        self, requests: list[tuple[Prompt, SamplingParams, int, str]], use_tqdm: bool
-    ) -> list[RequestOutput]:
+    async def _generate(self, requests: list[ScriptRequest], use_tqdm: bool) -> list[RequestOutput]:
         from rich.console import Console
         from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -350,72 +420,25 @@ class LLM:
         with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
             bar = progress.add_task("prompts", total=len(requests))
 
-            async def generate_one(
-                prompt: Prompt, param: SamplingParams, priority: int, adapter: str
-            ) -> RequestOutput:
+            async def generate_one(request: ScriptRequest) -> RequestOutput:
                 async with limit:
-                    output = await self._collect(prompt, param, priority, adapter)
+                    output = await output_of(self._llm, request)
                 progress.advance(bar)
                 return output
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(generate_one(*request)) for request in requests]
+                    tasks = [group.create_task(generate_one(request)) for request in requests]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the other errors are cancellations
         return [task.result() for task in tasks]
 
-    async def _collect(
-        self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str
-    ) -> RequestOutput:
-        ids = self._encode(prompt)
-        output = RequestOutput(
-            request_id=new_request_id(),
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_token_ids=ids,
-            outputs=[CompletionOutput(choice) for choice in range(params.n)],
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
-        )
-        await self._llm.until_ready()  # a crashed worker may be restarting
-        items = self._llm.submit(
-            ids, params, request_id=output.request_id, options=RequestOptions(priority, adapter=adapter)
-        )
-        async with aclosing(items) as items:
-            async for item in items:
-                self._add_item(output, item)
-        output.finished = True
-        return output
 
-    def _add_item(self, output: RequestOutput, item: Item) -> None:
-        if isinstance(item, Usage):
-            output.num_cached_tokens, output.slo = item.cached_tokens, item.slo
-        elif isinstance(item, PromptLogprobs):
-            assert output.prompt_logprobs is not None
-            for entry in item.entries:
-                pairs = [(entry.token, entry.logprob), *((top.token, top.logprob) for top in entry.top)]
-                output.prompt_logprobs.append(self._logprobs(pairs))
-        elif isinstance(item, Pooled):
-            output.pooled = item.vector
-        else:
-            choice = output.outputs[item.choice]
-            choice.text += item.text
-            choice.token_ids += item.tokens
-            choice.finish_reason, choice.stop_reason = item.finish, item.stop
-            for sampled in item.logprobs:
-                choice.logprobs = choice.logprobs or []
-                pairs = [(sampled.token, sampled.logprob), *((top.token, top.logprob) for top in sampled.top)]
-                choice.logprobs.append(self._logprobs(pairs))
-
-    def _logprobs(self, pairs: list[tuple[int, float]]) -> dict[int, Logprob]:
-        return {token: Logprob(value, self.tokenizer.token_text(token)) for token, value in pairs}
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list. Token ids may be any Integral type, such as numpy's."""
-    if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
-        raise TypeError(
-            f"prompts must be a string, token ids, or a list of strings or of token ids, not {prompts!r:.80}"
-        )
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _each(value: Any, count: int, what: str) -> list[Any]:
+    """Return one value for each prompt; a text and every value that is no sequence are for all. Raises
+    ValueError for another number of values."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{count} prompts, but {len(value)} {what}")
+    return list(value)

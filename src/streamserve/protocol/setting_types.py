@@ -1,6 +1,6 @@
 """Types of settings, and a function that describes a setting."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -11,6 +11,14 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Sequences = Annotated[int, Meta(ge=1, le=4096)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Workers = Annotated[int, Meta(ge=0, le=64)]
+ToolFormatName = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "granite", "phi4_mini", "qwen3_coder", "pythonic",
+    "gemma", "functiongemma", "olmo3", "harmony",
+]  # fmt: skip
+ReasoningFormatName = Literal[
+    "auto", "none", "qwen3", "deepseek_r1", "granite", "granite3_3", "mistral", "harmony"
+]
+LauncherName = Literal["local", "join", "ray"]
 
 
 def about(text: str, ge: int | None = None, le: int | None = None) -> Meta:

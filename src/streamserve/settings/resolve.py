@@ -8,9 +8,8 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,11 @@ from streamserve.settings.cluster import check_launcher
 from streamserve.settings.commands import Use, acting, defaults_in, idle_text, refuse_idle, split
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
+from streamserve.settings.habits.table import adopt, habits_by_name
+from streamserve.settings.near_names import near_name
 from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
 from streamserve.settings.server_config import ServerConfig
+from streamserve.settings.templates import read_chat_template
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.system.tls import tls_context
@@ -43,7 +45,6 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
-_MAX_NAME = 64
 MAX_CONFIG_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def resolve(
 ) -> Settings:
     """Resolve settings from `overrides` (flags or keyword arguments; None counts as not set), the environment
     and the file `config`. Settings of the environment and the file without effect in `use` are named in a
-    warning.
+    warning. All three may use names of other programs (settings/habits).
 
     Raises SettingsError for invalid values, and for overrides without effect in `use`; CheckpointError if the
     model is not found.
@@ -66,6 +67,7 @@ def resolve(
     given = gather(overrides, config, environ, use)
     if given.tables:
         raise SettingsError(f"models (in {given.config}): only `streamserve serve` serves several models")
+    refuse_second_model(model, given)
     name = model or given.values.get("model", DEFAULT_MODEL)
     if not isinstance(name, str):
         raise SettingsError(f"model must be a name or a folder, got {name!r}")
@@ -75,11 +77,21 @@ def resolve(
 @dataclass(frozen=True)
 class Given:
     """Settings as they were given, by name; keys as digests. `tables` are the tables of models, by the
-    model's name, in the file `config`."""
+    model's name, in the file `config`. `flags` are the settings that were given as flags or arguments."""
 
     values: Mapping[str, Any]
     tables: Mapping[str, Mapping[str, Any]]
     config: str | Path | None
+    flags: Mapping[str, Any]
+
+
+def refuse_second_model(model: str | Sequence[str] | None, given: Given) -> None:
+    """Raise SettingsError if a model is given as an argument and by a flag of another program."""
+    if model and "model" in given.flags:
+        raise SettingsError(
+            f"there are two models: {given.flags['model']} is given by a flag, {', '.join(_texts(model))} as "
+            "an argument: leave one of them out"
+        )
 
 
 def gather(
@@ -99,10 +111,8 @@ def gather(
     config = config or environ.get(CONFIG_VARIABLE)
     values: dict[str, Any] = _underscored(_from_file(config), config) if config else {}
     tables = _tables(values.pop("models", {}), names, config)
-    _refuse_unknown(values, names, f"in {config}")
-    values |= _from_environment(environ, names)
-    flags = {name: value for name, value in (overrides or {}).items() if value is not None}
-    _refuse_unknown(flags, names, "as a flag or argument")
+    values = _adopted(values, names, f"in {config}") | _from_environment(environ, names)
+    flags = _adopted(overrides or {}, names, "as a flag or argument")
     refuse_idle(flags, use)
     given = split(values | flags, use)
     if given.idle:
@@ -110,7 +120,7 @@ def gather(
     for secret in SECRETS:
         if secret in acting(use):
             given.acting[secret] = _digests(secret, given.acting, environ)
-    return Given(given.acting, tables, config)
+    return Given(given.acting, tables, config, flags)
 
 
 def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str, dict[str, Any]]:
@@ -121,8 +131,7 @@ def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str
         if not isinstance(table, dict):
             raise SettingsError(f"models (in {config}) must be tables: [models.NAME]")
         where = f"in [models.{model}] of {config}"
-        named[model] = _underscored(table, where.removeprefix("in "))
-        _refuse_unknown(named[model], names, where)
+        named[model] = _adopted(_underscored(table, where.removeprefix("in ")), names, where)
     return named
 
 
@@ -140,6 +149,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
     _check_addresses(server)
     _check_names(server)
     _check_tls(server)
+    read_chat_template(server.chat_template)
     _check_policy(unresolved.speculation_policy)
     _check_router(server.router)
     check_effect(Configured(model_config, server, topology(server), shared, use))
@@ -321,8 +331,8 @@ def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, 
     for variable, text in environ.items():
         if variable.startswith(PREFIX) and variable not in (CONFIG_VARIABLE, KERNEL_PATH_VARIABLE):
             name = variable.removeprefix(PREFIX).lower()
-            _refuse_unknown({name: text}, names, f"as {variable} in the environment")
-            values[name] = text.split(",") if kinds.get(name) is list else text
+            value = text.split(",") if kinds.get(name) is list else text
+            values |= _adopted({name: value}, names, f"as {variable} in the environment")
     return values
 
 
@@ -372,9 +382,19 @@ def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
     return environ[name]
 
 
-def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> None:
+def _adopted(values: Mapping[str, Any], names: set[str], where: str) -> dict[str, Any]:
+    """Return the settings that values mean, and log a warning for each value without effect. Raises
+    SettingsError for an unknown name."""
     for name in values:
-        if name not in names:
-            similar = get_close_matches(name[:_MAX_NAME], names, n=1)
-            others = f"did you mean {similar[0]}?" if similar else f"there are: {', '.join(sorted(names))}"
-            raise SettingsError(f"there is no setting {name!r} ({where}); {others}")
+        if name not in names and name not in habits_by_name():
+            near = near_name(name, [*names, *habits_by_name()])
+            way_on = f"did you mean {near}?" if near else "`streamserve serve --help-all` shows all settings"
+            raise SettingsError(f"there is no setting {name!r:.80} ({where}): {way_on}")
+    adopted = adopt(values)
+    for warning in adopted.warnings:
+        _log.warning("%s", warning)
+    return adopted.settings
+
+
+def _texts(value: str | Sequence[str]) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value

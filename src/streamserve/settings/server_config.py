@@ -1,29 +1,23 @@
 """Settings of the HTTP server, and of its workers."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from streamserve.protocol.config import KVTransport, LogFormat, LogLevel
 from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES
 from streamserve.protocol.setting_types import (
+    LauncherName,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReasoningFormatName,
     Sequences,
+    ToolFormatName,
     Workers,
     about,
 )
-
-ToolParser = Literal[
-    "auto", "none", "hermes", "llama3_json", "mistral", "granite", "phi4_mini", "qwen3_coder", "pythonic",
-    "gemma", "functiongemma", "olmo3", "harmony",
-]  # fmt: skip
-ReasoningParser = Literal[
-    "auto", "none", "qwen3", "deepseek_r1", "granite", "granite3_3", "mistral", "harmony"
-]
-LauncherName = Literal["local", "join", "ray"]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,11 +148,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_concurrency: Annotated[
         PositiveInt, about("maximum number of requests of all batches that are open at once")
     ] = 32
+    chat_template: Annotated[
+        str | None, about("file with a chat template in Jinja, in place of the model's own template")
+    ] = None
     tool_parser: Annotated[
-        ToolParser, about("format of the model's tool calls; auto: detected from its chat template")
+        ToolFormatName, about("format of the model's tool calls; auto: detected from its chat template")
     ] = "auto"
     reasoning_parser: Annotated[
-        ReasoningParser, about("format of the model's reasoning; auto: detected from its chat template")
+        ReasoningFormatName, about("format of the model's reasoning; auto: detected from its chat template")
     ] = "auto"
     special_tokens_in_messages: Annotated[
         bool,

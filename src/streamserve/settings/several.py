@@ -15,13 +15,20 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import expanded
 from streamserve.settings.options import Settings, SettingsError, convert
-from streamserve.settings.resolve import DEFAULT_MODEL, Given, gather, settings_of, to_toml
+from streamserve.settings.resolve import (
+    DEFAULT_MODEL,
+    Given,
+    gather,
+    refuse_second_model,
+    settings_of,
+    to_toml,
+)
 from streamserve.settings.server_config import ServerConfig
 
 OF_MODELS = frozenset(
     {
         "model", "served_model_name", "lora", "idle_unload", "max_requests", "max_waiting_tokens",
-        "tool_parser", "reasoning_parser", "special_tokens_in_messages", "max_grammar_bytes",
+        "chat_template", "tool_parser", "reasoning_parser", "special_tokens_in_messages", "max_grammar_bytes",
         "grammar_timeout", "stuck_after", "workers",
         "pairs", "max_workers", "prefill", "decode", "prefill_max_num_seqs", "prefill_max_num_batched_tokens",
         "prefill_max_chunk", "decode_max_num_seqs", "decode_max_num_batched_tokens", "decode_max_chunk",
@@ -72,6 +79,7 @@ def resolve_served(
     CheckpointError if a model is not found.
     """
     given = gather(overrides, config, environ)
+    refuse_second_model(models, given)
     named = _all_models(models, given)
     on_demand = len(named) > 1 or any(
         values.get(name) is not None

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NoReturn, Protocol
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
@@ -15,6 +16,8 @@ from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.text.template_limits import BoundedEnvironment, check_nodes, render
 
 Message = Mapping[str, Any]
+MAX_GIVEN_TEMPLATE = 1 << 16
+"""Limit of the characters of a template that a request or a script gives."""
 
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """What a template raises for a conversation that it does not support."""
@@ -202,6 +205,22 @@ def chat_template(
     return default if tool_use is None else TemplatesByUse(default, ChatTemplate(tool_use, special_tokens))
 
 
+@lru_cache(maxsize=8)
+def given_template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    """Return a template that a request or a script gives. Raises RequestError if it does not compile, or is
+    too long."""
+    if len(source) > MAX_GIVEN_TEMPLATE:
+        raise RequestError(
+            f"chat_template has {len(source)} characters, and {MAX_GIVEN_TEMPLATE} is the limit",
+            field="chat_template",
+        )
+    try:
+        return ChatTemplate(source, dict(special_tokens))
+    except Exception as error:  # nested too deeply, it fails in the parser or in Python's compiler
+        reason = str(error) if isinstance(error, CheckpointError) else type(error).__name__
+        raise RequestError(f"chat_template does not compile: {reason}", field="chat_template") from error
+
+
 class Renderer(Protocol):
     """Renders conversations to a text, or to token ids. `variables` are the names of the inputs that it
     reads."""
@@ -227,7 +246,7 @@ def require(template: Renderer | None) -> Renderer:
     if template is None:
         raise RequestError(
             "this model has no chat template: use /v1/completions, or put a chat_template.jinja "
-            "into the model's folder and start again"
+            "into the model's folder, or give a file with --chat-template, and start again"
         )
     return template
 

@@ -1,9 +1,13 @@
 """The prompts and answers of reranking models like Qwen3-Reranker, which judge whether a document is
 relevant."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.sampling import Pooling, SamplingParams
 from streamserve.text.prompt_text import PromptText, joined
 from streamserve.text.tokenizer import Tokenizer
 
@@ -33,6 +37,21 @@ class RerankScoring:
         return joined(
             f"{_BEGIN}<Instruct>: ", instruct, "\n<Query>: ", query, "\n<Document>: ", document, END
         )
+
+    @property
+    def params(self) -> SamplingParams:
+        """The parameters of a request for the logits of `no` and `yes`."""
+        return SamplingParams(max_tokens=0, temperature=0.0, pooling=Pooling("logits", (self.no, self.yes)))
+
+    def score(self, vector: bytes) -> float:
+        """Return the probability of yes rather than no, from the logits of such a request."""
+        no, yes = np.frombuffer(vector, "<f4").astype(float)
+        return probability(float(yes) - float(no))
+
+
+def probability(logit: float) -> float:
+    """Return the logistic function of `logit`, without overflow."""
+    return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
 
 
 def scoring(tokenizer: Tokenizer) -> RerankScoring:

@@ -101,7 +101,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(finalize=_written, **options)
+        # Without the optimizer, constant expressions are evaluated, and counted, when a template is rendered.
+        super().__init__(finalize=_written, optimized=False, **options)
         self.filters |= {name: _bounded(self.filters[name]) for name in _FILTERS_WITH_NUMBERS}
         self.filters |= {name: _counting_nested(self.filters[name]) for name in _FILTERS_OF_NESTED}
         self.filters |= {COUNT: _count_iterations, JOIN: _join_texts, NESTED: _counted}

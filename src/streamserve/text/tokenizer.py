@@ -55,11 +55,20 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> "Tokenizer":
-        """Load the tokenizer of a folder in Hugging Face layout, or of a GGUF file.
+    def from_folder(cls, path: str | Path, template: str | None = None) -> "Tokenizer":
+        """Load the tokenizer of a folder in Hugging Face layout, or of a GGUF file. `template` is a chat
+        template in place of the model's own.
 
-        Raises CheckpointError if there is no readable tokenizer.
+        Raises CheckpointError if there is no readable tokenizer, or if it takes no template.
         """
+        tokenizer = cls._from_files(path)
+        if template is not None:
+            tokenizer.check_takes_template()
+            tokenizer.chat_template, tokenizer._tool_template = template, None
+        return tokenizer
+
+    @classmethod
+    def _from_files(cls, path: str | Path) -> "Tokenizer":
         file = gguf_file(Path(path))
         folder = None if file else read_folder(Path(path))
         try:
@@ -101,6 +110,14 @@ class Tokenizer:
         if isinstance(self._backend, MistralBackend):
             return self._backend.signs
         return self.chat_template and self.chat_template + (self._tool_template or "")
+
+    def check_takes_template(self) -> None:
+        """Raise CheckpointError if conversations cannot be rendered by another template."""
+        if self._renderer is not None:
+            raise CheckpointError(
+                "chat_template: this model's tokenizer (Mistral's tekken.json or tokenizer.model) renders "
+                "conversations itself: leave the template out"
+            )
 
     def renderer(self) -> Renderer | None:
         """Return the renderer of conversations; None if there is none.

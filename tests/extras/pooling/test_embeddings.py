@@ -276,8 +276,13 @@ def test_requests_are_counted_limited_and_authorized(folder: Path) -> None:
 def test_a_script_embeds(folder: Path, server: Served) -> None:
     with LLM(str(folder), **QUICK) as llm:
         found = llm.embed(TEXTS, use_tqdm=False)
-        assert [[float(number) for number in each] for each in found] == embeddings(server, TEXTS)
-        assert llm.embed("a", dimensions=4)[0].shape == (4,)
+        assert [output.outputs.embedding for output in found] == embeddings(server, TEXTS)
+        assert llm.embed("a", dimensions=4)[0].outputs.hidden_size == 4
+        scores = llm.score(TEXTS[0], TEXTS, use_tqdm=False)
+        assert [output.outputs.score for output in scores] == [
+            each["score"] for each in server.post("/v1/score", text_1=TEXTS[0], text_2=TEXTS).json()["data"]
+        ]
+        assert scores[0].outputs.score == pytest.approx(1)
         with pytest.raises(RequestError, match="generates no text"):
             llm.generate("a", SamplingParams(), use_tqdm=False)
 

@@ -14,7 +14,7 @@ from streamserve.api.openai.messages import checked_messages
 from streamserve.api.openai.prompts import Encoder, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.openai.structured import RequestedGrammar, json_grammar, requested_grammar, wants_grammar
+from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
 from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError, context_overflow
@@ -25,6 +25,7 @@ from streamserve.text.harmony import HarmonyParser
 from streamserve.text.message import MessageParser, OutputReader
 from streamserve.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from streamserve.text.rendering import RenderedConversation, render_conversation
+from streamserve.text.structured import json_grammar
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.formats import FORMATS
 

@@ -7,11 +7,12 @@ from typing import Any, NoReturn
 
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.openai.custom_tools import custom_function
-from streamserve.api.openai.json_schemas import enforceable
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.openai.structured import json_grammar, response_schema
+from streamserve.api.openai.structured import response_schema
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar, check_grammar, check_size
+from streamserve.text.json_schemas import enforceable
+from streamserve.text.structured import json_grammar
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.custom_text import TextGrammar, WrittenText, in_json, in_tags
 from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, NotExpressible, find_format

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from streamserve.cli.command import Command
 from streamserve.cli.flags import exit_on_error
 from streamserve.extras.models.cached_models import list_models, pull, remove, show
 from streamserve.protocol.errors import CheckpointError
@@ -18,10 +19,10 @@ models = typer.Typer(
     rich_markup_mode=None,
 )
 for command, name in ((pull, "pull"), (list_models, "list"), (show, "show"), (remove, "rm")):
-    models.command(name)(command)
+    models.command(name, cls=Command)(command)
 
 
-@models.command("inflate")
+@models.command("inflate", cls=Command)
 @exit_on_error()
 def inflate_model(
     source: Annotated[
@@ -54,7 +55,7 @@ def inflate_model(
     _print_size(out)
 
 
-@models.command("quantize")
+@models.command("quantize", cls=Command)
 @exit_on_error()
 def quantize_model(
     source: Annotated[

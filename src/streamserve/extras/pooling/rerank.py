@@ -5,13 +5,11 @@ A model that scores (--task score) judges each pair by its logits of yes and no.
 score is the cosine similarity of the embeddings.
 """
 
-import math
 import time
 from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,7 +37,6 @@ from streamserve.api.routes import Operation, Route, json_response
 from streamserve.extras.pooling.pooling import OTHER_IN_POOLING
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.request_options import RequestOptions
-from streamserve.protocol.sampling import Pooling, SamplingParams
 from streamserve.text.embedding import embedding, embedding_params, similarity
 from streamserve.text.prompt_text import PromptText
 from streamserve.text.reranker import END, RerankScoring
@@ -250,12 +247,8 @@ async def _judged(
         without = await encoder.encode(empty, False, encoder.field)
         prompts = _truncated(context, prompts, without, body.truncate_prompt_tokens)
     check_lengths(prompts, context.llm.model.max_model_len, encoder.field)
-    params = SamplingParams(
-        max_tokens=0, temperature=0.0, pooling=Pooling("logits", (scoring.no, scoring.yes))
-    )
-    pooled = await pool(context, kind, prompts, params, options)
-    logits = [np.frombuffer(vector, "<f4").astype(float) for vector in pooled.vectors]
-    return [probability(float(yes) - float(no)) for no, yes in logits], pooled
+    pooled = await pool(context, kind, prompts, scoring.params, options)
+    return [scoring.score(vector) for vector in pooled.vectors], pooled
 
 
 def _truncated(
@@ -310,11 +303,6 @@ def _literal(context: AppContext) -> Callable[[str], PromptText]:
     """Return the function that converts the texts of a request: no special tokens are recognized in them,
     unless the settings say so."""
     return PromptText if context.settings.special_tokens_in_messages else context.llm.tokenizer.literal
-
-
-def probability(logit: float) -> float:
-    """Return the logistic function of `logit`, without overflow."""
-    return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
 
 
 _RERANK = Operation(

@@ -3,9 +3,8 @@ refused; elsewhere they count as annotations, and are left out of the grammar wi
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
-from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.field_errors import field_of
 
@@ -39,11 +38,18 @@ _SCHEMAS = ("additionalProperties", "items")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _MAPS_OF_SCHEMAS = ("$defs", "definitions", "patternProperties", "properties")
 
+
+class Ignored(Protocol):
+    """Collects the parts of a request that have no effect, by name with a hint."""
+
+    def add(self, name: str, hint: str = "") -> None: ...
+
+
 _Found = list[tuple[str, str]]
 """The path of a schema, and its keyword that cannot be enforced."""
 
 
-def enforceable(schema: Any, path: str, strict: bool, ignored: IgnoredFields) -> Any:
+def enforceable(schema: Any, path: str, strict: bool, ignored: Ignored) -> Any:
     """Return `schema`, which is at `path` in the request, without the keywords that no grammar enforces.
 
     They are added to `ignored`. If `strict`, raises RequestError naming the first one.

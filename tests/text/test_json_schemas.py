@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from streamserve.api.http.ignored_fields import IgnoredFields
-from streamserve.api.openai.json_schemas import enforceable
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar, to_llguidance
+from streamserve.text.json_schemas import enforceable
 
 TEXT = {"type": "string"}
 ANNOTATIONS: list[tuple[str, Any]] = [
