@@ -3,7 +3,7 @@
 import msgspec
 
 from streamserve.protocol.reports import Report
-from streamserve.workers.serving import SECONDS, ThroughputLog
+from streamserve.workers.serving import LOG_SECONDS, ThroughputLog
 
 NOTHING = Report(
     running=0, waiting=0, blocks_total=1, blocks_live=0, steps=0, prompt_tokens=0, generation_tokens=0,
@@ -28,22 +28,22 @@ def after(report: Report, steps: int, floor: float | None = 10.0) -> Report:
 def test_a_minute_of_work_is_one_line_about_it() -> None:
     pace = ThroughputLog(NOTHING, 5.0)
     first = after(NOTHING, 400)
-    assert pace.line(first, 5.0 + SECONDS / 2) is None
-    assert pace.line(first, 5.0 + SECONDS) == (
+    assert pace.line(first, 5.0 + LOG_SECONDS / 2) is None
+    assert pace.line(first, 5.0 + LOG_SECONDS) == (
         "400 steps in 20.0 s: 60 tokens/s, 700 prompt tokens, step floor at 50% of step time"
     )
-    line = pace.line(after(first, 200, floor=15.0), 5.0 + 2 * SECONDS)
+    line = pace.line(after(first, 200, floor=15.0), 5.0 + 2 * LOG_SECONDS)
     assert line == "200 steps in 20.0 s: 30 tokens/s, 700 prompt tokens, step floor at 75% of step time"
 
 
 def test_an_idle_minute_is_not_logged() -> None:
     pace = ThroughputLog(NOTHING, 0.0)
-    assert pace.line(NOTHING, SECONDS) is None
-    assert pace.line(after(NOTHING, 100), 1.5 * SECONDS) is None
-    assert "100 steps" in (pace.line(after(NOTHING, 100), 2 * SECONDS) or "")
+    assert pace.line(NOTHING, LOG_SECONDS) is None
+    assert pace.line(after(NOTHING, 100), 1.5 * LOG_SECONDS) is None
+    assert "100 steps" in (pace.line(after(NOTHING, 100), 2 * LOG_SECONDS) or "")
 
 
 def test_without_a_profile_there_is_no_ratio() -> None:
     unknown = msgspec.structs.replace(NOTHING, step_floor_seconds=None)
-    line = ThroughputLog(unknown, 0.0).line(after(unknown, 10, floor=None), SECONDS)
+    line = ThroughputLog(unknown, 0.0).line(after(unknown, 10, floor=None), LOG_SECONDS)
     assert line == "10 steps in 20.0 s: 2 tokens/s, 700 prompt tokens"

@@ -34,11 +34,12 @@ from streamserve.workers.link import WorkerLink
 from streamserve.workers.output_keeper import OutputKeeper
 from streamserve.workers.profile_refresh import ProfileRefresher
 
-SECONDS = 60.0
+LOG_SECONDS = 60.0
 
 
 class ThroughputLog:
-    """Compares the reports of a worker once a minute."""
+    """Compares the reports of a worker once a minute, for a log line: the engine's recent throughput, and the
+    step floor's share of the step time."""
 
     def __init__(self, report: Report, now: float) -> None:
         self._last = report
@@ -49,7 +50,7 @@ class ThroughputLog:
 
         None before a minute has passed, and if the engine has made no steps since.
         """
-        if now - self._since < SECONDS:
+        if now - self._since < LOG_SECONDS:
             return None
         last, self._last, self._since = self._last, report, now
         steps, busy = report.steps - last.steps, report.step_seconds - last.step_seconds
@@ -134,7 +135,8 @@ def _wait_milliseconds(engine: Engine, grammar_queue: GrammarQueue) -> int:
 
 
 def to_local(message: ToEngine, offset: float) -> ToEngine:
-    """Return a message from the server with times of this machine's clock."""
+    """Return a message from the server with times of this machine's clock, which the server's clock is
+    `offset` seconds ahead of. On the server's machine both are one clock."""
     if not offset:
         return message
     match message:

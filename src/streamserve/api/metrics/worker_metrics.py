@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 import msgspec
 from prometheus_client.core import (
@@ -26,6 +27,7 @@ from streamserve.protocol.reports import (
 
 PREFIX, LABEL = "streamserve:", "model_name"
 MetricFamily = CounterMetricFamily | GaugeMetricFamily
+LabelValues = TypeVar("LabelValues", bound=tuple[str, ...])
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 _EVICTION = {
@@ -269,7 +271,7 @@ class WorkerMetrics(Collector):
 
 
 def family(
-    kind: type[MetricFamily], name: str, text: str, samples: Mapping[tuple[str, ...], float], *labels: str
+    kind: type[MetricFamily], name: str, text: str, samples: Mapping[LabelValues, float], *labels: str
 ) -> Metric:
     """Return a family of gauges or counters. `samples` are the values by the model's name and the further
     `labels`."""
