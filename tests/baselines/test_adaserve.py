@@ -1,6 +1,7 @@
-"""AdaServe's two algorithms, and its greedy baselines."""
+"""AdaServe's two algorithms, of which the first is only a reference here, and its greedy baselines."""
 
 import random
+from collections.abc import Sequence
 from itertools import product
 from math import inf
 
@@ -9,14 +10,15 @@ from hypothesis import strategies as st
 
 from streamserve.baselines.adaserve import (
     MAX_SELECTED,
+    add_best,
     beam,
     customized,
     equal_greedy,
     global_greedy,
-    optimal,
     token_budget,
 )
-from streamserve.contracts.tree import TokenTree, chain
+from streamserve.contracts.tree import TokenTree, chain, likeliest
+from streamserve.speculation.outlook import Selection
 from streamserve.speculation.shapes import TreeShape
 from tests.conftest import Scale
 from tests.speculation.strategies import connected, expected, subtrees, trees
@@ -31,6 +33,26 @@ def random_tree(rng: random.Random) -> TokenTree:
     for node in range(1, size):
         accept.append(accept[parents[node]] * rng.choice((0.0, 0.25, 0.5, 1.0, rng.random())))
     return TokenTree(tuple(range(size)), tuple(parents), (1.0,) * size, tuple(accept))
+
+
+def optimal(trees: Sequence[TokenTree], requirements: Sequence[float], budget: int) -> Selection | None:
+    """Run Algorithm 1: return trees of at most `budget` nodes in all with the most expected tokens, such that
+    each tree reaches its requirement A_i. None (INVALID) if there are none. The budget includes the roots, as
+    in equation 1; the algorithm as published omits them."""
+    left = budget - len(trees)
+    if left < 0:
+        return None
+    selected: Selection = [[0] for _ in trees]
+    for tree, requirement, nodes in zip(trees, requirements, selected, strict=True):
+        expected, ranked = 1.0, likeliest(tree)
+        while expected < requirement:
+            node = next(ranked, None)
+            if node is None or not left:
+                return None
+            nodes.append(node)
+            expected += tree.accept[node]
+            left -= 1
+    return add_best(trees, selected, left)
 
 
 def brute_force(forest, requirements, budget) -> float | None:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from streamserve.baselines.orders import ORDERS
@@ -26,7 +27,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.drafter import SimulatedDrafter
-from streamserve.simulate.executor import CostExecutor, expected_outputs
+from streamserve.simulate.executor import CostExecutor, next_token, shift_of
 from streamserve.speculation.controller import Speculation
 
 VOCAB = 97
@@ -127,6 +128,23 @@ def assert_engine_empty(engine: Engine) -> None:
     assert not engine.executor.states
     report = engine.report()
     assert (report.running, report.waiting, report.blocks_live) == (0, 0, 0)
+
+
+def expected_outputs(
+    prompt: list[int],
+    params: SamplingParams,
+    choice: int,
+    count: int,
+    vocab_size: int,
+    adapter: str = "",
+) -> list[int]:
+    """Return the first `count` output tokens, which every schedule must produce. `adapter` is the LoRA
+    adapter, or ""."""
+    tokens = list(prompt)
+    for _ in range(count):
+        context = np.array(tokens, np.int64) + shift_of(adapter)
+        tokens.append(next_token(context, params, choice, vocab_size))
+    return tokens[len(prompt) :]
 
 
 def expected(

@@ -13,9 +13,17 @@ from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.tree import TokenTree, chain
 from streamserve.protocol.messages import Admitted, Cancel, DraftVerified, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
-from streamserve.simulate.executor import expected_outputs
 from streamserve.speculation.controller import Speculation
-from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
+from tests.engine.drive import (
+    VOCAB,
+    Collected,
+    assert_engine_empty,
+    expected,
+    expected_outputs,
+    finish,
+    make_engine,
+    submit,
+)
 from tests.engine.requests import random_requests
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)

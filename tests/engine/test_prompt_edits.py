@@ -13,8 +13,16 @@ from streamserve.contracts.tree import chain
 from streamserve.engine.status import SequenceStatus
 from streamserve.protocol.messages import Cancel, Edit, OutputWithdrawn, Progress
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.simulate.executor import expected_outputs
-from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
+from tests.engine.drive import (
+    VOCAB,
+    Collected,
+    assert_engine_empty,
+    expected,
+    expected_outputs,
+    finish,
+    make_engine,
+    submit,
+)
 from tests.engine.edits import PARAMS, StreamClient, opened, run_scripts
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)

@@ -11,10 +11,9 @@ from streamserve.fleet.events import AddAdapter, Open, Refuse, RemoveAdapter
 from streamserve.fleet.worker_state import Topology, pairs, unified
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.simulate.executor import expected_outputs
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
-from tests.engine.drive import VOCAB, assert_engine_empty, model_info
+from tests.engine.drive import VOCAB, assert_engine_empty, expected_outputs, model_info
 from tests.simulate.answering import ENGINE, texts, topologies
 
 GIVEN = tuple(Adapter(name, f"/adapters/{name}", f"hash of {name}") for name in ("a", "b"))

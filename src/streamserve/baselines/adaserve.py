@@ -40,26 +40,6 @@ def beam(budget: int, requests: int) -> TreeShape:
     )
 
 
-def optimal(trees: Sequence[TokenTree], requirements: Sequence[float], budget: int) -> Selection | None:
-    """Run Algorithm 1: return trees of at most `budget` nodes in all with the most expected tokens, such that
-    each tree reaches its requirement A_i. None (INVALID) if there are none. The budget includes the roots, as
-    in equation 1; the algorithm as published omits them."""
-    left = budget - len(trees)
-    if left < 0:
-        return None
-    selected: Selection = [[0] for _ in trees]
-    for tree, requirement, nodes in zip(trees, requirements, selected, strict=True):
-        expected, ranked = 1.0, likeliest(tree)
-        while expected < requirement:
-            node = next(ranked, None)
-            if node is None or not left:
-                return None
-            nodes.append(node)
-            expected += tree.accept[node]
-            left -= 1
-    return add_best(trees, selected, left)
-
-
 def customized(
     trees: Sequence[TokenTree], requirements: Sequence[float], left: int, as_published: bool = False
 ) -> Selection:

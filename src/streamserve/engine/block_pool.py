@@ -96,6 +96,7 @@ class BlockPool:
                 self._add_free(block)
 
     def is_free(self, block: int) -> bool:
+        """Return whether the block has no references."""
         return self._references[block] == 0
 
     def sole(self, block: int) -> bool:

@@ -230,6 +230,7 @@ class Quarantine:
         return [request for request in requests if self._is_convicted(request)]
 
     def _is_convicted(self, request: OpenRequest) -> bool:
+        """Return whether a request is to be refused."""
         suspicion = request.suspicion
         return (
             suspicion.tries >= self.max_tries

@@ -38,23 +38,6 @@ def next_token(context: Tokens, params: SamplingParams, choice: int, vocab_size:
     return int.from_bytes(digest, "little") % vocab_size
 
 
-def expected_outputs(
-    prompt: list[int],
-    params: SamplingParams,
-    choice: int,
-    count: int,
-    vocab_size: int,
-    adapter: str = "",
-) -> list[int]:
-    """Return the first `count` output tokens, which every schedule must produce. `adapter` is the LoRA
-    adapter, or ""."""
-    tokens = list(prompt)
-    for _ in range(count):
-        context = np.array(tokens, np.int64) + shift_of(adapter)
-        tokens.append(next_token(context, params, choice, vocab_size))
-    return tokens[len(prompt) :]
-
-
 class CostExecutor:
     """Runs plans on an array of token ids. `seconds` is their cost since it was last set to 0."""
 

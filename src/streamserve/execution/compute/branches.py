@@ -1,7 +1,7 @@
 """The state of an executor's sequences, and the branches of a step: output choices that walk down token
 trees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -17,6 +17,7 @@ from streamserve.execution.compute.running_sum import RunningSum
 from streamserve.execution.compute.sampling import NOT_FINITE, Ids, NotFiniteError, Row, Sampler
 from streamserve.execution.compute.verify import Walk, verify
 from streamserve.execution.model.layout import Ints, SpanRows
+from streamserve.protocol.messages import PromptLogprob
 from streamserve.protocol.sampling import SamplingParams
 
 NO_SLOTS: Ints = np.empty(0, np.int64)
@@ -146,10 +147,6 @@ def new_sequence(state: SequenceState, grammars: Grammars | None) -> ActiveSeque
 def with_logprobs(branches: Sequence[Branch], logits: Tensor) -> list[list[Sampled]]:
     """Return the tokens of each branch, with log-probabilities for requests that ask for them."""
     with_logprobs = [branch for branch in branches if branch.sequence.params.logprobs is not None]
-    if not with_logprobs:
-        return [
-            [Sampled(token, ends=branch.ends(token)) for token in branch.walk.tokens] for branch in branches
-        ]
     rows = [branch.root + node for branch in with_logprobs for node in branch.walk.path]
     tokens = [token for branch in with_logprobs for token in branch.walk.tokens]
     counts = [branch.sequence.params.logprobs or 0 for branch in with_logprobs for _ in branch.walk.tokens]
@@ -164,3 +161,20 @@ def with_logprobs(branches: Sequence[Branch], logits: Tensor) -> list[list[Sampl
                 [Sampled(entry.token, entry.logprob, entry.top, branch.ends(entry.token)) for entry in own]
             )
     return outputs
+
+
+def prompt_logprobs(
+    part: SpanRows,
+    sequences: Mapping[int, ActiveSequence],
+    hidden: Tensor,
+    logits: Callable[[Tensor], Tensor],
+) -> list[PromptLogprob]:
+    """Return the log-probabilities of the prompt tokens after each of the span's committed tokens, if they
+    are requested. `logits` returns the logits of rows of the step's `hidden` states."""
+    span, count = part.span, part.span.prompt_logprobs
+    if count is None:
+        return []
+    prompt = sequences[span.sequence].prompt
+    targets = prompt[span.start + 1 : span.start + 1 + len(span.tokens)]
+    rows = hidden[part.offset : part.offset + len(targets)]
+    return token_logprobs(lambda piece: logits(rows[piece]), targets, [count] * len(targets))

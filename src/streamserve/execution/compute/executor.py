@@ -15,12 +15,12 @@ from streamserve.execution.compute.branches import (
     accepted_moves,
     commit_branches,
     new_sequence,
+    prompt_logprobs,
     sample_branches,
     with_logprobs,
 )
 from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.logprobs import token_logprobs
 from streamserve.execution.compute.passes import ModelPasses
 from streamserve.execution.compute.pooling import pool
 from streamserve.execution.compute.sampling import Chooser, Sampler, finite_rows
@@ -30,7 +30,6 @@ from streamserve.execution.model.attention import AttentionBackend
 from streamserve.execution.model.forward import Model
 from streamserve.execution.model.layout import Layout, SpanRows, lay_out
 from streamserve.execution.model.lora.table import AdapterTable
-from streamserve.protocol.messages import PromptLogprob
 
 
 class TorchExecutor:
@@ -51,15 +50,11 @@ class TorchExecutor:
         self._passes = ModelPasses(model, attention, adapters)
         self._cache = cache
         self._eos_token_ids = tuple(eos_token_ids)
-        self._grammars = grammars
+        self.grammars = grammars
+        """The compiler of the requests' grammars, if there is one."""
         self._chooser = chooser
         self._host = host
         self._sequences: dict[int, ActiveSequence] = {}
-
-    @property
-    def grammars(self) -> Grammars | None:
-        """The compiler of the requests' grammars, if there is one."""
-        return self._grammars
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -116,7 +111,7 @@ class TorchExecutor:
         """Return the result of one span. `finite`: whether the hidden states of its committed tokens, and so
         their KV, are finite. `sampled` is None if the logits are not finite."""
         if finite and sampled is not None:
-            logprobs = self._prompt_logprobs(part, hidden)
+            logprobs = prompt_logprobs(part, self._sequences, hidden, self._passes.logits)
             if not logprobs or all(math.isfinite(entry.logprob) for entry in logprobs):
                 return SpanResult(part.span.sequence, sampled, logprobs, self._error(part))
         return SpanResult(part.span.sequence, [], not_finite=True)
@@ -142,7 +137,7 @@ class TorchExecutor:
         for sequence in plan.released:
             self._sequences.pop(sequence, None)
         for state in plan.admitted:
-            self._sequences[state.sequence] = new_sequence(state, self._grammars)
+            self._sequences[state.sequence] = new_sequence(state, self.grammars)
 
     def _outputs(self, layout: Layout, hidden: Tensor) -> list[list[list[Sampled]] | None]:
         """Return the new tokens of each span's choices; None for a span whose logits are not finite. Updates
@@ -178,18 +173,6 @@ class TorchExecutor:
                     branches.append(Branch(part, sequence, choice, root, Walk(tree)))
                 root += len(tree)
         return branches
-
-    def _prompt_logprobs(self, part: SpanRows, hidden: Tensor) -> list[PromptLogprob]:
-        """Return the log-probabilities of the prompt tokens after each of the span's committed tokens, if
-        they are requested."""
-        span, count = part.span, part.span.prompt_logprobs
-        if count is None:
-            return []
-        prompt = self._sequences[span.sequence].prompt
-        targets = prompt[span.start + 1 : span.start + 1 + len(span.tokens)]
-        rows = hidden[part.offset : part.offset + len(targets)]
-        counts = [count] * len(targets)
-        return token_logprobs(lambda piece: self._passes.logits(rows[piece]), targets, counts)
 
 
 def _pooled(part: SpanRows, vectors: Mapping[int, bytes], finite: bool) -> SpanResult:

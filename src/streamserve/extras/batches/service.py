@@ -200,17 +200,14 @@ class BatchService:
     async def _answer(self, name: str, source: BinaryIO) -> BatchStatus:
         """Answer the requests that have no result yet; return the final status of the batch."""
         stored = self.folder.batches[name]
-        batch, settings, side_thread = stored.batch, self._context.settings, self._context.side_thread
-        endpoints = (batch.endpoint,)
-        with await side_thread.run(lambda: Results(self.folder, stored)) as results:
+        batch, settings = stored.batch, self._context.settings
+        with await self._context.side_thread.run(lambda: Results(self.folder, stored)) as results:
             self.folder.release(results.cut)
             self._results[name] = results
             rest = self._places(source, results.number)
 
             async def work(place: LinePosition) -> ResultLine:
-                line = await side_thread.run_if(
-                    place.length > PIECE, partial(_parsed, source, place, endpoints)
-                )
+                line = await self._line(source, place, batch.endpoint)
                 return result_of(line.custom_id, await self._caller.answer(line, stored.owner))
 
             try:
@@ -227,12 +224,14 @@ class BatchService:
     async def _expire(self, batch: BatchReply, source: BinaryIO, results: Results) -> None:
         """Write a failure for each request without a result."""
         failure = LineFailure("batch_expired", "this request was not answered within the completion window")
-        endpoints = (batch.endpoint,)
         async for place in self._places(source, results.number):
-            line = await self._context.side_thread.run_if(
-                place.length > PIECE, partial(_parsed, source, place, endpoints)
-            )
+            line = await self._line(source, place, batch.endpoint)
             results.write(result_of(line.custom_id, None, failure))
+
+    async def _line(self, source: BinaryIO, place: LinePosition, endpoint: str) -> RequestLine:
+        """Return a request, parsed in the side thread if it is long."""
+        parse = partial(_parsed, source, place, (endpoint,))
+        return await self._context.side_thread.run_if(place.length > PIECE, parse)
 
     def _change(self, name: str, status: BatchStatus, **fields: Any) -> None:
         """Change a batch's status, with the time of the change."""
@@ -242,13 +241,19 @@ class BatchService:
         self.folder.put_batch(stored.changed(status=status, **fields))
 
     def _finish(self, name: str, status: BatchStatus) -> None:
+        if self.folder.batches[name].batch.status not in ("finalizing", "cancelling"):
+            self._change(name, "finalizing")
+        self._end(name, status)
+
+    def _fail(self, name: str, errors: list[BatchError]) -> None:
+        self._end(name, "failed", errors=BatchErrors(data=errors))
+
+    def _end(self, name: str, status: BatchStatus, **fields: Any) -> None:
         """Create files from the results, and end the batch."""
         stored = self.folder.batches[name]
-        if stored.batch.status not in ("finalizing", "cancelling"):
-            self._change(name, "finalizing")
         output = self._result_file(stored, stored.output, "output")
         error = self._result_file(stored, stored.error, "error")
-        self._change(name, status, output_file_id=output, error_file_id=error)
+        self._change(name, status, output_file_id=output, error_file_id=error, **fields)
 
     def _result_file(self, stored: StoredBatch, name: str, kind: str) -> str | None:
         """Create a file with this id from the results. Return its id, or None if there are no results."""
@@ -266,18 +271,6 @@ class BatchService:
         )
         self.folder.put_file(StoredFile(owner=stored.owner, file=file))
         return name
-
-    def _fail(self, name: str, errors: list[BatchError]) -> None:
-        stored = self.folder.batches[name]
-        output = self._result_file(stored, stored.output, "output")
-        error = self._result_file(stored, stored.error, "error")
-        self._change(
-            name,
-            "failed",
-            errors=BatchErrors(data=errors),
-            output_file_id=output,
-            error_file_id=error,
-        )
 
 
 class _Check:

@@ -90,6 +90,7 @@ class Membership:
 
     @property
     def joined(self) -> bool:
+        """Whether there is a session."""
         return self.session is not None
 
     def tick(self, now: float) -> Iterator[FromAgent | SessionLost]:

@@ -162,6 +162,7 @@ class RayLauncher:
                 await self._kill(agent)
 
     def _keep_for(self, workers: Iterable[str]) -> None:
+        """Keep an agent for each of these workers."""
         for names in groups(workers):
             agents = [KeptAgent(name) for name in names]
             self._kept |= {agent.made_for: agent for agent in agents}

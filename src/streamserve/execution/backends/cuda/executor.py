@@ -29,12 +29,12 @@ from streamserve.execution.compute.branches import (
     accepted_moves,
     commit_branches,
     new_sequence,
+    prompt_logprobs,
     sample_branches,
     with_logprobs,
 )
 from streamserve.execution.compute.grammar import Grammars
 from streamserve.execution.compute.kv_cache import KVCache
-from streamserve.execution.compute.logprobs import token_logprobs
 from streamserve.execution.compute.sampling import Sampler
 from streamserve.execution.compute.verify import Walk
 from streamserve.execution.model.layout import Ints, Layout, SpanRows, lay_out
@@ -110,7 +110,8 @@ class DeviceExecutor:
     ) -> None:
         self._runner = runner
         self._eos_token_ids = tuple(eos_token_ids)
-        self._grammars = grammars
+        self.grammars = grammars
+        """The compiler of the requests' grammars, or None."""
         self._host = host
         self._sequences: dict[int, ActiveSequence] = {}
         self._packed: dict[int, bytes] = {}
@@ -120,11 +121,6 @@ class DeviceExecutor:
         self._trees: dict[int, int] = {}
         """The tree of each sequence in the last launched step whose token the next step may take on the
         device."""
-
-    @property
-    def grammars(self) -> Grammars | None:
-        """The compiler of the requests' grammars, or None."""
-        return self._grammars
 
     @property
     def firsts(self) -> int:
@@ -191,7 +187,7 @@ class DeviceExecutor:
             self._packed.pop(sequence, None)
         for state in plan.admitted:
             self._packed[state.sequence] = pack_params(state.params)
-            self._sequences[state.sequence] = new_sequence(state, self._grammars)
+            self._sequences[state.sequence] = new_sequence(state, self.grammars)
 
     def _launch_decoding(self, step: DecodingStep) -> _Decoded:
         firsts = self._runner.graphs.firsts
@@ -264,17 +260,10 @@ class DeviceExecutor:
         """Return the log-probabilities of the prompt tokens that follow each sequence's rows, for the
         requests that ask for them. Waits for the device."""
         return {
-            part.span.sequence: self._span_logprobs(part, hidden, part.span.prompt_logprobs)
+            part.span.sequence: prompt_logprobs(part, self._sequences, hidden, self._runner.logits)
             for part in layout.parts
             if part.span.prompt_logprobs is not None
         }
-
-    def _span_logprobs(self, part: SpanRows, hidden: Tensor, count: int) -> list[PromptLogprob]:
-        span = part.span
-        prompt = self._sequences[span.sequence].prompt
-        targets = prompt[span.start + 1 : span.start + 1 + len(span.tokens)]
-        rows = hidden[part.offset : part.offset + len(targets)]
-        return token_logprobs(lambda piece: self._runner.logits(rows[piece]), targets, [count] * len(targets))
 
     def _finish(self, launched: _Launched | _Decoded) -> list[SpanResult]:
         launched.fetch.wait()

@@ -63,6 +63,7 @@ class Fetch:
     event: torch.cuda.Event | None
 
     def wait(self) -> None:
+        """Wait for the device."""
         if self.event is not None:
             self.event.synchronize()
 
