@@ -127,6 +127,9 @@ def _randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
             parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))
         else:
             parameter.copy_(noise * 0.1 + (1.0 if "norm" in name else 0.0))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

@@ -28,6 +28,8 @@ NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp", "block_sparse_moe.gate": "ffn_gate_inp",
@@ -43,6 +45,7 @@ AROUND = {
 OWN_NAMES = {
     "gemma2": AROUND, "gemma3": AROUND, "olmo2": AROUND,
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
 }  # fmt: skip
 """Names of a layer's tensors that only a single architecture uses."""
@@ -50,7 +53,7 @@ OWN_NAMES = {
 FAMILIES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss",
-    "ministral3": "mistral3",
+    "ministral3": "mistral3", "glm4_moe": "glm4moe",
 }  # fmt: skip
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate.weight", "router.weight")
@@ -91,6 +94,8 @@ def stored_name(name: str, family: str) -> str:
     """Return a tensor's name in a GGUF file of an architecture."""
     if name.endswith("self_attn.sinks"):
         return f"blk.{name.split('.')[2]}.attn_sinks.weight"
+    if name.endswith("e_score_correction_bias"):
+        return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
     module, kind = name.rsplit(".", 1)
     if module in NAMES:
         return f"{NAMES[module]}.{kind}"
@@ -134,7 +139,7 @@ def write_gguf(
         tensors = unstacked(tensors)
     read = dict[str, torch.Tensor]()
     for seed, (name, tensor) in enumerate(stacked(tensors).items()):
-        is_matrix = tensor.ndim >= 2 and not name.endswith((*ROUTERS, ".bias"))
+        is_matrix = tensor.ndim >= 2 and not name.endswith((*ROUTERS, "bias"))
         kind = (types if isinstance(types, str) else types(name)) if is_matrix else "F32"
         heads = heads_of(config, name)
         offset = np.float32(family.startswith("gemma") and name.endswith("norm.weight"))
@@ -183,9 +188,25 @@ def write_own_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         if rope["rope_type"] == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if family == "glm4_moe":
+        write_glm4_moe(writer, config)
     if family == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def write_glm4_moe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_rope_dimension_count(
+        int(config["rope_parameters"]["partial_rotary_factor"] * config["head_dim"])
+    )
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
+    writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
 
 
 def write_longrope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -274,7 +295,7 @@ def tensor_floats(stored: NDArray[Any], kind: str) -> Floats:
 
 def write_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """Add the model's sizes, as llama.cpp's converter does."""
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -284,7 +305,8 @@ def write_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
-    experts = config.get("num_experts") or config.get("num_local_experts")
+    counts = (config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    experts = next(filter(None, counts), None)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])

@@ -66,6 +66,11 @@ MODELS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 256,
         },
     },
+    "glm4_moe": {
+        "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32,
+        "num_hidden_layers": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+    },
 }  # fmt: skip
 
 

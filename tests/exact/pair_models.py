@@ -69,4 +69,9 @@ MODELS = {
             "original_max_position_embeddings": 128,
         }},
     ),
+    "glm4_moe": Model(
+        Case(draft="self:2", policy="fixed-tree:2x3", quantization="int4:32", blocks=24),
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32,
+         "num_hidden_layers": 3, "routed_scaling_factor": 1.5, "attention_bias": True},
+    ),
 }  # fmt: skip

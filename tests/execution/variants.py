@@ -90,7 +90,16 @@ GPT_OSS = {
     "rope_parameters": {**YARN, "rope_theta": 150_000.0, "truncate": False},
 }
 IMAGE_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [2, 3, 3]}
-MIXTURES = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "mixtral", "gpt_oss")
+GLM4_MOE = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "routed_scaling_factor": 1.7,
+    "use_qk_norm": True,
+}
+MIXTURES = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "mixtral", "gpt_oss", "glm4_moe")
 VARIANTS = [
     ("llama", {}),
     ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -198,6 +207,26 @@ VARIANTS = [
     ("mixtral", {**MIXTRAL, "num_experts_per_tok": 1, "sliding_window": 7, "tie_word_embeddings": True}),
     ("gpt_oss", GPT_OSS),
     ("gpt_oss", {**GPT_OSS, "num_experts_per_tok": 5, "swiglu_limit": 0.6, "swiglu_alpha": 1.1}),
+    ("glm4_moe", GLM4_MOE),
+    (
+        "glm4_moe",
+        {
+            **GLM4_MOE,
+            "n_routed_experts": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+    ),
 ]
 
 

@@ -52,6 +52,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 48,
         "rope_parameters": YARN,
     },
+    "glm4_moe": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 64,
+        "num_hidden_layers": 3, "use_qk_norm": True, "routed_scaling_factor": 1.5,
+    },
 }  # fmt: skip
 
 

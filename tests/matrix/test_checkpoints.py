@@ -127,7 +127,8 @@ def adapted(
     folder: Path, architecture: str, requests: list[Submit], base: Collected, *engines: Engine
 ) -> None:
     """Compare the texts of two LoRA adapters and the base, alone and in a batch, with and without drafts."""
-    experts = {"num_experts", "num_local_experts"} & ARCHITECTURES[architecture].keys()
+    counts = {"num_experts", "num_local_experts", "n_routed_experts"}
+    experts = counts & ARCHITECTURES[architecture].keys()
     modules = ATTENTION if experts else (*ALL, *FUSED)
     names = [""]
     for seed in range(2):

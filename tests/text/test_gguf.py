@@ -44,7 +44,7 @@ PATTERNS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-PATTERNS |= dict.fromkeys(("dbrx", "smaug-bpe"), PATTERNS["llama-bpe"])
+PATTERNS |= dict.fromkeys(("dbrx", "glm4", "smaug-bpe"), PATTERNS["llama-bpe"])
 """Patterns as in the tokenizer.json of Llama 3, Qwen 2, Mistral Nemo, Phi-4-mini, Phi-4 and SmolLM3."""
 WHOLE = ("llama-bpe", "tekken", "smaug-bpe")
 """The tokenizers that keep words which are tokens whole."""
@@ -127,7 +127,8 @@ def add_byte_level(writer: gguf.GGUFWriter, tokenizer: Tokenizer, pre: str) -> N
 
 
 @pytest.mark.parametrize(
-    "pre", ["gpt-2", "llama-bpe", "qwen2", "smollm", "refact", "tekken", "gpt-4o", "dbrx", "smaug-bpe"]
+    "pre",
+    ["gpt-2", "llama-bpe", "qwen2", "smollm", "refact", "tekken", "gpt-4o", "dbrx", "glm4", "smaug-bpe"],
 )
 def test_byte_level_tokenizers_give_the_original_ids(tmp_path: Path, scale: Scale, pre: str) -> None:
     original = byte_level(pre)

@@ -59,6 +59,7 @@ SPLITTINGS = {
     "llama-v3": _LLAMA,
     "smaug-bpe": Splitting(LLAMA3, whole=True),  # SmolLM3
     "dbrx": Splitting(LLAMA3),  # Phi-4, OLMo 2 and 3
+    "glm4": Splitting(LLAMA3),
     "qwen2": Splitting(QWEN2, nfc=True),
     "smollm": Splitting(digits=True),
     "refact": Splitting(digits=True),  # Granite 3

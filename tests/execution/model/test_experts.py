@@ -52,6 +52,10 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {
         "num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 128, "intermediate_size": 256,
     },
+    "glm4_moe": {
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "hidden_size": 128,
+        "head_dim": 32, "n_shared_experts": 2, "first_k_dense_replace": 0,
+    },
 }  # fmt: skip
 GPT_OSS: dict[str, Any] = {
     "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9,
@@ -97,6 +101,28 @@ def test_the_best_experts_are_chosen_and_of_equal_ones_the_first(rows: list[list
         assert numbers == sorted(range(5), key=lambda number: (-row[number], number))[:3]
         exact = torch.tensor(row, dtype=torch.float64).softmax(0)[numbers]
         exact = exact / exact.sum() if normalized else exact
+        torch.testing.assert_close(shares.double(), exact, rtol=1e-6, atol=0)
+
+
+@given(
+    st.lists(st.lists(st.integers(-3, 3), min_size=6, max_size=6), min_size=1, max_size=8),
+    st.lists(st.integers(-1, 1), min_size=6, max_size=6),
+    st.booleans(),
+)
+def test_a_correction_changes_the_choice_and_not_the_weights(
+    rows: list[list[int]], corrections: list[int], normalized: bool
+):
+    experts = Experts((0,), 6, 2, 8, normalized, sigmoid=True, groups=3, chosen_groups=2, scale=2.5)
+    scores, correction = torch.tensor(rows, dtype=torch.float32), torch.tensor(corrections) / 8
+    chosen, weights = choose(scores, experts, correction)
+    for row, numbers, shares in zip(scores.sigmoid(), chosen.tolist(), weights, strict=True):
+        ranked = (row + correction).tolist()
+        sums = (row + correction).view(3, 2).sum(1).tolist()
+        groups = sorted(range(3), key=lambda group: (-sums[group], group))[:2]
+        allowed = [number for group in sorted(groups) for number in (2 * group, 2 * group + 1)]
+        assert numbers == sorted(allowed, key=lambda number: (-ranked[number], number))[:2]
+        exact = row.double()[numbers]
+        exact = 2.5 * (exact / exact.sum() if normalized else exact)
         torch.testing.assert_close(shares.double(), exact, rtol=1e-6, atol=0)
 
 

@@ -9,6 +9,7 @@ from streamserve.execution.model.spec import read_spec
 from tests.execution.variants import (
     GEMMA2,
     GEMMA3,
+    GLM4_MOE,
     GPT_OSS,
     GRANITE,
     MINISTRAL,
@@ -71,6 +72,7 @@ def test_queries_are_scaled_from_the_original_number_of_positions_on(shared_chec
         ("qwen3_moe", QWEN3_MOE),
         ("mixtral", MIXTRAL),
         ("gpt_oss", GPT_OSS),
+        ("glm4_moe", GLM4_MOE),
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 name."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from streamserve.execution.model.rope import inverse_frequencies
-from streamserve.execution.model.rope_spec import RopeSpec
+from streamserve.execution.model.rope_spec import QueryScaling, RopeSpec
 from streamserve.execution.model.spec import ModelSpec, read_spec
 from streamserve.protocol.errors import CheckpointError
 
@@ -111,6 +112,50 @@ def test_fields_left_out_of_a_mixture_mean_what_they_mean_to_transformers(tmp_pa
 def test_layers_with_experts_are_those_that_the_config_says(tmp_path, fields, expected):
     experts = read(tmp_path, "Qwen3MoeForCausalLM", **MIXTURES["Qwen3Moe"] | fields).experts
     assert (experts and experts.layers) == expected
+
+
+GLM4_MOE = {"n_routed_experts": 8, **EXPERTS}
+
+
+def test_fields_left_out_of_glm4_moe_mean_what_they_mean_to_transformers(tmp_path):
+    from transformers import Glm4MoeConfig
+
+    spec = read(tmp_path, "Glm4MoeForCausalLM", **GLM4_MOE)
+    config, experts = Glm4MoeConfig.from_pretrained(tmp_path), spec.experts
+    assert experts
+    assert experts.layers == tuple(range(config.first_k_dense_replace, 4)) == (1, 2, 3)
+    assert (experts.groups, experts.chosen_groups) == (config.n_group, config.topk_group)
+    assert (experts.normalized, experts.scale) == (config.norm_topk_prob, config.routed_scaling_factor)
+    assert experts.shared_size == config.n_shared_experts * 8
+    assert spec.rotary_dim == spec.head_dim * config.rope_parameters["partial_rotary_factor"] == 8
+    assert (spec.qk_norm != "none") == config.use_qk_norm
+    assert spec.predictors == config.num_nextn_predict_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"n_routed_experts": ...}, "n_routed_experts is missing"),
+        ({"n_group": 3}, "n_group 3 does not divide 8 experts"),
+        ({"n_group": 8, "topk_group": 4}, "n_group 8 does not divide 8 experts into groups of 2 or more"),
+        ({"n_group": 4, "topk_group": 5}, "topk_group 5 of 4 groups do not suffice for 2"),
+        ({"n_group": 4, "num_experts_per_tok": 3}, "topk_group 1 of 4 groups do not suffice for 3"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace must be a number of layers, not -1"),
+        ({"num_nextn_predict_layers": True}, "num_nextn_predict_layers must be a number of layers, not True"),
+        ({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta is not supported"),
+    ],
+)
+def test_a_glm4_moe_that_cannot_be_computed_is_refused(tmp_path, fields, reason):
+    with pytest.raises(CheckpointError, match=re.escape(reason)):
+        read(tmp_path, "Glm4MoeForCausalLM", **GLM4_MOE | fields)
+
+
+def test_ministral_scales_queries_with_what_its_rope_parameters_say(tmp_path):
+    scaled = read(tmp_path, "Ministral3ForCausalLM", rope_parameters={**YARN, "llama_4_scaling_beta": 0.1})
+    assert scaled.query_scaling == QueryScaling(0.1, 128)
+    assert read(tmp_path, "Ministral3ForCausalLM", rope_parameters=YARN).query_scaling is None
+    with pytest.raises(CheckpointError, match="rope_scaling is missing"):
+        read(tmp_path, "Ministral3ForCausalLM")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ def open_checkpoint(path: Path, embeds: bool = False) -> tuple[ModelSpec, AnyChe
     checkpoint: AnyCheckpoint
     if file is None:
         spec = hugging_face.read_spec(path, embeds)
-        checkpoint = Checkpoint(path, embeds, OTHER_PARTS if spec.multimodal else ())
+        further = range(spec.num_layers, spec.num_layers + spec.predictors)
+        left_out = tuple(f"{BASE}layers.{layer}." for layer in further)
+        checkpoint = Checkpoint(path, embeds, (*left_out, *(OTHER_PARTS if spec.multimodal else ())))
         spec = _with_stacks_of(checkpoint, spec)
         if embeds and HEAD not in checkpoint:
             spec = replace(spec, tied_embeddings=True)  # no logits are computed

@@ -41,7 +41,8 @@ class LinearMakers:
 
     * `gate_up`: maps into an MLP or expert, which may interleave gates and values. `head`: the output head.
       `router`: routers in float32. `linear`: all other maps.
-    * `experts`: makes a layer's experts of the router, the `gate_up` maps and the output maps.
+    * `experts`: makes a layer's experts of the router, the `gate_up` maps, the output maps and the router's
+      correction.
     * `direct`: whether the makers also take StoredWeight, BlockWeight and StripedWeight: matrices in the form
       of the file, without a copy.
     * `floats`: returns a BlockWeight as floats of a dtype; None: torch unpacks blocks.
@@ -51,7 +52,7 @@ class LinearMakers:
     gate_up: LinearMaker = Linear
     head: LinearMaker = Linear
     router: LinearMaker = Linear
-    experts: Callable[[LinearMap, Sequence[Any], Sequence[Any]], Any] = ExpertWeights
+    experts: Callable[[LinearMap, Sequence[Any], Sequence[Any], Tensor | None], Any] = ExpertWeights
     direct: bool = False
     floats: Callable[[BlockWeight, torch.dtype], Tensor] | None = None
 
@@ -136,7 +137,7 @@ class _Loader:
             attention_post_norm=norms.get("attention_post_norm"),
             mlp_norm=norms.get("mlp_norm"),
             mlp_post_norm=norms.get("mlp_post_norm"),
-            sinks=self._sinks(f"{prefix}self_attn.sinks") if spec.sinks else None,
+            sinks=self._wide(f"{prefix}self_attn.sinks") if spec.sinks else None,
             **mlp,
         )
 
@@ -183,7 +184,8 @@ class _Loader:
         weight = self._checkpoint.tensor([name], dtype).to(self._device)
         return weight + self._spec.norm_offset if self._spec.norm_offset else weight
 
-    def _sinks(self, name: str) -> Tensor:
+    def _wide(self, name: str) -> Tensor:
+        """Return a tensor in float32."""
         return self._store.tensor(
             name, lambda: self._checkpoint.tensor([name], torch.float32).to(self._device)
         )
@@ -203,10 +205,11 @@ class _Loader:
             router,
             [self._map(makers.gate_up, biased, prefix, *gate_up) for gate_up, _ in modules],
             [self._map(makers.linear, biased, prefix, down) for _, down in modules],
+            self._wide(f"{prefix}{experts.correction}") if experts.correction else None,
         )
 
     def _make_router(self, prefix: str, experts: Experts) -> LinearMap:
-        """Return the map to the scores of all experts and, with a shared expert, to its gate."""
+        """Return the map to the scores of all experts and to a shared expert's gate."""
         hidden = self._spec.hidden_size
         names = [experts.router, *([experts.shared_gate] if experts.shared_gate else [])]
         weight = torch.cat([

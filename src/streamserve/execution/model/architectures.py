@@ -27,6 +27,14 @@ QKNorm = Literal["none", "heads", "joint"]
 """RMSNorm of queries and keys: none, of each head, or of all heads of a token as one vector."""
 
 
+Shared = Literal["none", "gated", "counted"]
+"""Shared experts: none; one, weighted by a gate; or `n_shared_experts` of the others' size in one MLP."""
+
+SparseLayers = Literal["all", "listed", "after dense"]
+"""The layers with experts: all, those that `decoder_sparse_step` and `mlp_only_layers` leave, or all after
+`first_k_dense_replace` layers."""
+
+
 @dataclass(frozen=True)
 class ExpertTensors:
     """The names of a mixture's tensors in checkpoints, and their layout.
@@ -39,6 +47,7 @@ class ExpertTensors:
 
     prefix: str = "mlp"
     router: str = "gate"
+    shared: str = "shared_expert"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     stacked: bool = False
@@ -50,18 +59,22 @@ class ExpertTensors:
 class Mixture:
     """An architecture's mixture of experts (experts.Experts).
 
-    * `size_field`: the config's field for the size of an expert.
+    * `count_fields`, `size_field`: the config's fields for the number of experts, and for an expert's size.
+    * `layers`: which layers have experts.
     * `normalized`: whether the weights of the chosen experts sum to 1 (None: `norm_topk_prob` decides).
-    * `shared`: whether there is a shared expert. `biased`: whether router and experts have biases.
-    * `optional`: whether the config decides which layers have experts; otherwise all have.
+    * `sigmoid`: the router's scores are sigmoids, and a correction is added to them for the choice. Otherwise
+      they are a softmax.
+    * `shared`: the kind of shared expert. `biased`: whether router and experts have biases.
     """
 
     tensors: ExpertTensors = ExpertTensors()
+    count_fields: tuple[str, ...] = ("num_experts", "num_local_experts")
     size_field: str = "moe_intermediate_size"
+    layers: SparseLayers = "listed"
     normalized: bool | None = None
-    shared: bool = False
+    sigmoid: bool = False
+    shared: Shared = "none"
     biased: bool = False
-    optional: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,13 +87,17 @@ class Architecture:
       computed in float32 too.
     * `activation_field`: the config's field for the MLP's `activation`.
     * `fused`: in checkpoints q, k and v are one matrix, and gate and up another.
-    * `partial_rotary`: configs may rotate a part of each head. `longrope_names`: other names of longrope in
-      configs. `skips_rotary`: configs may list layers without rotary embedding. `needs_rope`: configs must
-      have scaling parameters of the rotary embedding. `scales_queries`: these may scale queries by position.
+    * `partial_rotary`: the default of the part of each head that is rotated (None: always the whole head).
+      `longrope_names`: other names of longrope in configs. `skips_rotary`: configs may list layers without
+      rotary embedding. `needs_rope`: configs must have scaling parameters of the rotary embedding.
+      `scales_queries`: these may scale queries by position.
     * `multipliers`: configs have Granite's multipliers of embeddings, residuals, attention scores and logits.
       `scaled_embedding`: embeddings are multiplied by √hidden_size, rounded to the data type.
+    * `optional_qk_norm`: configs have `qk_norm` only with `use_qk_norm`.
     * `mixture`: the MLP of some layers is a mixture of experts. `clamped`: gates and values are bounded
       before they are multiplied.
+    * `predictors`: checkpoints may have `num_nextn_predict_layers` further layers (default 1), which predict
+      more tokens.
     * `sinks`: for each head, the softmax of attention has one more score, which has no value.
 
     The other fields are defaults for configs without the field:
@@ -99,6 +116,7 @@ class Architecture:
     out_bias: bool | None = None
     mlp_bias: bool | None = None
     qk_norm: QKNorm = "none"
+    optional_qk_norm: bool = False
     norms: Norms = "before"
     norm_offset: float = 0.0
     wide_norms: bool = False
@@ -106,7 +124,7 @@ class Architecture:
     activation_field: str = "hidden_act"
     windows: Windows = "none"
     fused: bool = False
-    partial_rotary: bool = False
+    partial_rotary: float | None = None
     longrope_names: tuple[str, ...] = ()
     skips_rotary: bool = False
     needs_rope: bool = False
@@ -114,6 +132,7 @@ class Architecture:
     multipliers: bool = False
     scaled_embedding: bool = False
     mixture: Mixture | None = None
+    predictors: bool = False
     clamped: bool = False
     sinks: bool = False
     kv_heads: int | None = None
@@ -160,7 +179,7 @@ ARCHITECTURES = {
     ),
     "Qwen2MoeForCausalLM": Architecture(
         qkv_bias=True, out_bias=False, mlp_bias=False, windows="some of every second", kv_heads=16,
-        window=4096, mixture=Mixture(shared=True),
+        window=4096, mixture=Mixture(shared="gated"),
     ),
     "Qwen3MoeForCausalLM": Architecture(
         mlp_bias=False, qk_norm="heads", windows="every layer if used", kv_heads=4, window=4096,
@@ -169,8 +188,8 @@ ARCHITECTURES = {
     "MixtralForCausalLM": Architecture(
         qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", kv_heads=8,
         theta=1_000_000.0, epsilon=1e-5, eos_token_id=2, mixture=Mixture(
-            ExpertTensors("block_sparse_moe", gate_up=("w1", "w3"), down="w2"), "intermediate_size",
-            normalized=True, optional=False,
+            ExpertTensors("block_sparse_moe", gate_up=("w1", "w3"), down="w2"),
+            size_field="intermediate_size", layers="all", normalized=True,
         ),
     ),
     "GptOssForCausalLM": Architecture(
@@ -178,12 +197,19 @@ ARCHITECTURES = {
         needs_rope=True, kv_heads=8, head_dim=64, theta=150_000.0, epsilon=1e-5, clamped=True, sinks=True,
         mixture=Mixture(
             ExpertTensors(router="router", gate_up=("gate_up_proj",), stacked=True, alternating=True),
-            "intermediate_size", normalized=True, biased=True, optional=False,
+            size_field="intermediate_size", layers="all", normalized=True, biased=True,
+        ),
+    ),
+    "Glm4MoeForCausalLM": Architecture(
+        out_bias=False, mlp_bias=False, qk_norm="heads", optional_qk_norm=True, partial_rotary=0.5,
+        kv_heads=8, epsilon=1e-5, predictors=True, mixture=Mixture(
+            ExpertTensors(shared="shared_experts"), ("n_routed_experts",), layers="after dense", sigmoid=True,
+            shared="counted",
         ),
     ),
     "Phi3ForCausalLM": Architecture(
         qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", fused=True,
-        partial_rotary=True, longrope_names=("su", "yarn"), epsilon=1e-5, original_positions=4096,
+        partial_rotary=1.0, longrope_names=("su", "yarn"), epsilon=1e-5, original_positions=4096,
         eos_token_id=32_000,
     ),
     "GraniteForCausalLM": Architecture(multipliers=True, eos_token_id=2),

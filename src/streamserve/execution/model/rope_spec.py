@@ -126,12 +126,12 @@ def _parameters_by_layer(config: Fields) -> tuple[Fields, Fields]:
     return full, sliding
 
 
-def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partial: bool) -> int:
-    """Return the number of a head's dimensions that are rotated: all, unless the architecture allows a
-    `partial` rotation."""
+def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partial: float | None) -> int:
+    """Return the number of a head's dimensions that are rotated. `partial`: the architecture's default of
+    their share; None: all are."""
     holder = config if parameters.get("partial_rotary_factor") is None else parameters
-    share = holder.number("partial_rotary_factor", 1.0, maximum=1.0)
-    if share != 1 and not partial:
+    share = holder.number("partial_rotary_factor", partial or 1.0, maximum=1.0)
+    if share != 1 and partial is None:
         holder.refuse("partial_rotary_factor", "other than 1 is not supported")
     rotated = int(head_dim * share)
     if rotated < 2 or rotated % 2:

@@ -80,6 +80,7 @@ class ModelSpec:
     * `attention_cap`, `logits_cap`: bounds of scores and logits x, as cap · tanh(x / cap); 0: none.
     * `stored`: the formats of the layers' matrices, if any of them is stored quantized.
     * `experts`: the mixture of experts that is the MLP of some layers.
+    * `predictors`: the number of further layers, which predict more tokens and are not loaded.
     * `query_scaling`: the queries' factor by position; None: 1.
     * `multimodal`: it is the text part of a multimodal checkpoint.
     """
@@ -118,6 +119,7 @@ class ModelSpec:
     clamp: Clamp | None = None
     sinks: bool = False
     query_scaling: QueryScaling | None = None
+    predictors: int = 0
     multimodal: bool = False
 
     def experts_of(self, layer: int) -> Experts | None:
@@ -184,7 +186,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         multipliers=_multipliers(config, family, head_dim),
         dtype=_dtype(config),
         eos_token_ids=end_of_text_ids(folder, config, family.eos_token_id, vocab_size),
-        qk_norm=family.qk_norm,
+        qk_norm=_qk_norm(config, family),
         norms=family.norms,
         norm_offset=family.norm_offset,
         wide_norms=family.wide_norms,
@@ -200,6 +202,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         clamp=_clamp(config) if family.clamped else None,
         sinks=family.sinks,
         query_scaling=read_query_scaling(parameters[0]) if family.scales_queries else None,
+        predictors=_predictors(config) if family.predictors else 0,
         multimodal=part is not None,
     )
     if spec.num_heads % spec.num_kv_heads:
@@ -251,6 +254,18 @@ def _head_dim(config: Fields, family: Architecture) -> int:
     if head_dim % 2:
         config.refuse("head_dim", f"must be even for rotary embeddings, not {head_dim}")
     return head_dim
+
+
+def _qk_norm(config: Fields, family: Architecture) -> QKNorm:
+    has = not family.optional_qk_norm or config.flag("use_qk_norm", False)
+    return family.qk_norm if has else "none"
+
+
+def _predictors(config: Fields) -> int:
+    count = config.get("num_nextn_predict_layers", 1)
+    if type(count) is not int or not 0 <= count <= MAX_LAYERS:
+        config.refuse("num_nextn_predict_layers", f"must be a number of layers, not {shown(count)}")
+    return count
 
 
 def _multipliers(config: Fields, family: Architecture, head_dim: int) -> Multipliers:

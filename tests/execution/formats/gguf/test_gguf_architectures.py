@@ -12,7 +12,7 @@ from streamserve.execution.loading.load import load
 from streamserve.execution.model.spec import read_spec
 from tests.execution.gguf_entries import entry
 from tests.execution.gguf_loading import Shared, config, logits_of, refusal
-from tests.execution.variants import logits_by_transformers
+from tests.execution.variants import GLM4_MOE, logits_by_transformers
 from tests.ggufs import write_gguf
 
 YARN = {"rope_type": "yarn", "rope_theta": 500_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -67,6 +67,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25,
         }},
     ),
+    "glm4moe": (
+        "glm4_moe",
+        {**GLM4_MOE, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, "n_shared_experts": 2},
+    ),
+    "glm4moe without norms": (
+        "glm4_moe", {**GLM4_MOE, "use_qk_norm": False, "norm_topk_prob": False, "attention_bias": True}
+    ),
     "qwen3 yarn": ("qwen3", {"head_dim": 32, "rope_parameters": YARN}),
 }  # fmt: skip
 
@@ -116,6 +123,10 @@ def yarn(name: str, value: float) -> Callable[[gguf.GGUFWriter], None]:
             entry("mistral3.rope.scaling.yarn_attn_factor", 1.5),
             "yarn_attn_factor 1.5 is not supported (supported: 1)",
         ),
+        ("glm4moe", entry("glm4moe.expert_gating_func", 1), "expert_gating_func is not supported"),
+        ("glm4moe", entry("glm4moe.expert_group_count", 3), "3 does not divide 8 experts"),
+        ("glm4moe", entry("glm4moe.expert_group_used_count", 5), "must be an integer from 1 to 4, not 5"),
+        ("glm4moe", entry("glm4moe.nextn_predict_layers", 9), "must be an integer from 0 to"),
         ("qwen3 yarn", entry("qwen3.attention.temperature_scale", 0.1), "temperature_scale is not supported"),
         ("qwen3 yarn", yarn("attn_factor", 1.0), "yarn_attn_factor 1 is not supported (supported: 1.13863)"),
         ("qwen3 yarn", yarn("ext_factor", 0.5), "yarn_ext_factor 0.5 is not supported (supported: 1)"),

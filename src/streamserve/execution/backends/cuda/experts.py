@@ -20,8 +20,8 @@ DeviceLinear = TorchLinear | QuantizedLinear
 
 @dataclass(frozen=True)
 class DeviceExperts:
-    """The experts of a layer: their weights [experts, out, in] with biases [experts, out], and the maps of an
-    expert that all rows have (`shared`)."""
+    """The experts of a layer: their weights [experts, out, in] with biases [experts, out], the maps of an
+    expert that all rows have (`shared`), and the router's `correction` (mixture.ExpertWeights)."""
 
     router: LinearMap
     gate_up: PackedWeight
@@ -29,15 +29,20 @@ class DeviceExperts:
     down: PackedWeight
     down_bias: Tensor | None
     shared: tuple[DeviceLinear, DeviceLinear] | None
+    correction: Tensor | None
 
 
 def stack_experts(
-    router: LinearMap, gate_up: Sequence[DeviceLinear], down: Sequence[DeviceLinear], count: int
+    router: LinearMap,
+    gate_up: Sequence[DeviceLinear],
+    down: Sequence[DeviceLinear],
+    correction: Tensor | None,
+    count: int,
 ) -> DeviceExperts:
     """Return the experts of a layer, made of their maps. A shared expert's maps follow the `count` others."""
     shared = (gate_up[count], down[count]) if len(gate_up) > count else None
     (inputs, inputs_bias), (outputs, outputs_bias) = (_joined(maps[:count]) for maps in (gate_up, down))
-    return DeviceExperts(router, inputs, inputs_bias, outputs, outputs_bias, shared)
+    return DeviceExperts(router, inputs, inputs_bias, outputs, outputs_bias, shared, correction)
 
 
 def _joined(maps: Sequence[DeviceLinear]) -> tuple[PackedWeight, Tensor | None]:
@@ -53,7 +58,7 @@ def mix(
     gate: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return the experts' weighted sum for `x` [rows, hidden]. See `mixture.mix`."""
-    chosen, shares = choose(weights.router(x.float()), experts)
+    chosen, shares = choose(weights.router(x.float()), experts, weights.correction)
     routing = route(chosen[:, : experts.chosen], experts.count)
     inner = gate(matrix.multiply_routed(x, weights.gate_up, weights.gate_up_bias, routing, experts.chosen))
     outputs = matrix.multiply_routed(inner, weights.down, weights.down_bias, routing, 1)

@@ -84,10 +84,16 @@ class ExpertsStruct(ctypes.Structure):
         ("router", LinearStruct),
         ("gate_up", POINTER(LinearStruct)),
         ("down", POINTER(LinearStruct)),
+        ("correction", c_void_p),
         ("count", c_int32),
         ("chosen", c_int32),
+        ("groups", c_int32),
+        ("chosen_groups", c_int32),
         ("shared", c_int32),
+        ("gated", c_int32),
         ("normalized", c_int32),
+        ("sigmoid", c_int32),
+        ("scale", c_float),
     )
 
 

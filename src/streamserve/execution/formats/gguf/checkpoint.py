@@ -55,6 +55,7 @@ class GgufCheckpoint:
         self._family = FAMILIES[model.metadata.text("general.architecture")]
         self._heads: dict[str, int] = {}
         self._experts = spec.experts.count if spec.experts else 0
+        self._further = range(spec.num_layers, spec.num_layers + spec.predictors)
         if self._family.permuted:
             heads = {"self_attn.q_proj": spec.num_heads, "self_attn.k_proj": spec.num_kv_heads}
             for layer in range(spec.num_layers):
@@ -85,7 +86,8 @@ class GgufCheckpoint:
             is_vector = len(shape) == 1 or stored.endswith(".bias")
             if is_vector and tensors[stored].type.name not in FLOATS:
                 self._refuse(stored, f"is of type {tensors[stored].type.name}: a vector must be of floats")
-        for stored in sorted(tensors.keys() - known):
+        further = tuple(layer_tensor(layer, "") for layer in self._further)
+        for stored in sorted(name for name in tensors.keys() - known if not name.startswith(further)):
             self._refuse(stored, "is unknown to this architecture")
 
     def log_rounded(self, spec: ModelSpec, dtype: torch.dtype, head_is_stored: bool) -> None:

@@ -10,6 +10,12 @@ WINDOW, PATTERN, LOCAL_BASE = (
 )  # fmt: skip
 TEMPERATURE, YARN_LOGARITHM = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
 
+DENSE, SHARED_COUNT, SCALE, GROUPS, CHOSEN_GROUPS, PREDICTORS = (
+    "leading_dense_block_count", "expert_shared_count", "expert_weights_scale", "expert_group_count",
+    "expert_group_used_count", "nextn_predict_layers",
+)  # fmt: skip
+SIGMOID_EXPERTS = frozenset({DENSE, SHARED_COUNT, SCALE, GROUPS, CHOSEN_GROUPS, PREDICTORS})
+
 
 @dataclass(frozen=True)
 class Family:
@@ -28,6 +34,8 @@ class Family:
     * `unrotated`: the last of every `unrotated` layers has no rotary embedding (0: all have one).
     * `normalized`: the weights of a token's experts are divided by their sum (None: experts are not
       supported).
+    * `predictors`: the last blocks may predict further tokens; the file has their number.
+    * `optional_qk_norm`: there is a norm of queries and keys if the file has its tensors.
     * `expert_tensors`: the names of experts' tensors in Hugging Face layout.
     * `wide_layers`: a model with this number of layers scales queries by hidden_size / heads, which GGUF does
       not record.
@@ -44,6 +52,8 @@ class Family:
     whole_yarn: bool = True
     unrotated: int = 0
     normalized: bool | None = None
+    predictors: bool = False
+    optional_qk_norm: bool = False
     expert_tensors: ExpertTensors = TENSORS
     wide_layers: int = 0
 
@@ -58,6 +68,10 @@ FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM"),
     "qwen2moe": Family("Qwen2MoeForCausalLM", normalized=False),
     "qwen3moe": Family("Qwen3MoeForCausalLM", normalized=True),
+    "glm4moe": Family(
+        "Glm4MoeForCausalLM", post_norm=True, normalized=False, predictors=True, optional_qk_norm=True,
+        expert_tensors=ExpertTensors(shared="shared_experts"), entries=SIGMOID_EXPERTS,
+    ),
     "gemma2": Family(
         "Gemma2ForCausalLM", post_norm=True, period=2, window=4096, wide_layers=46,
         entries=frozenset({PATTERN, LOCAL_BASE, "attn_logit_softcapping", "final_logit_softcapping"}),

@@ -30,6 +30,12 @@ _OTHERS = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
 }
+_PARAMETERS = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+}
+"""A layer's tensors that are neither weight nor bias of a module."""
+
 _MODEL = {"model.embed_tokens.weight": EMBEDDING, "model.norm.weight": FINAL_NORM, "lm_head.weight": HEAD}
 
 
@@ -44,8 +50,8 @@ def stored_name(name: str, post_norm: bool) -> str:
     if name in _MODEL:
         return _MODEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
-    if rest == "self_attn.sinks":
-        return layer_tensor(int(layer), "attn_sinks.weight")
+    if rest in _PARAMETERS:
+        return layer_tensor(int(layer), _PARAMETERS[rest])
     part, kind = rest.rsplit(".", 1)
     if post_norm and part == POST_ATTENTION_NORM:
         return layer_tensor(int(layer), f"post_attention_norm.{kind}")
@@ -56,7 +62,7 @@ def part_name(part: str) -> str:
     """Return the name in GGUF files of a part of a layer, such as mlp.up_proj. The matrices of all experts
     are one tensor and have one name."""
     module, _, name = part.rpartition(".")
-    if module == "mlp.shared_expert":
+    if module in ("mlp.shared_expert", "mlp.shared_experts"):
         return f"{EXPERTS_NAMES[name]}_shexp"
     if module.startswith("mlp.experts."):
         return f"{EXPERTS_NAMES[name]}_exps"

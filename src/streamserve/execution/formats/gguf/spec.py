@@ -1,10 +1,19 @@
 """Read the spec of a model in GGUF files, from its metadata and the types of its tensors. A model that cannot
 be computed exactly is refused by the entry's name, and so are entries that its architecture does not have."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from streamserve.execution.formats.gguf.blocks import FORMATS
-from streamserve.execution.formats.gguf.families import FAMILIES
+from streamserve.execution.formats.gguf.families import (
+    CHOSEN_GROUPS,
+    DENSE,
+    FAMILIES,
+    GROUPS,
+    PREDICTORS,
+    SCALE,
+)
 from streamserve.execution.formats.gguf.names import EMBEDDING, HEAD, layer_tensor, part_name
 from streamserve.execution.formats.gguf.ropes import YARN, read_layers, read_query_scaling
 from streamserve.execution.formats.quantization import common_format
@@ -25,8 +34,8 @@ from streamserve.gguf.files import GgufModel
 from streamserve.gguf.metadata import Metadata, shown
 from streamserve.protocol.errors import CheckpointError
 
-SOFTMAX = 1
-"""GGUF's number for softmax, as the function from experts' scores to weights."""
+SOFTMAX, SIGMOID = 1, 2
+"""GGUF's numbers for the function from experts' scores to weights."""
 
 KNOWN = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -75,12 +84,13 @@ def read_spec(model: GgufModel) -> ModelSpec:
     _refuse_unknown(metadata, family)
     hidden = metadata.integer(entry("embedding_length"))
     heads = metadata.integer(entry("attention.head_count"))
-    layers = metadata.integer(entry("block_count"), maximum=MAX_LAYERS)
+    predictors = _predictors(metadata, family)
+    layers = metadata.integer(entry("block_count"), maximum=MAX_LAYERS) - predictors
     kv_heads = metadata.integer(entry("attention.head_count_kv"), heads)
     if heads % kv_heads:
         metadata.refuse(entry("attention.head_count"), f"must be a multiple of {kv_heads} key-value heads")
     experts = _experts(model, family, layers)
-    partial = ARCHITECTURES[FAMILIES[family].architecture].partial_rotary
+    partial = ARCHITECTURES[FAMILIES[family].architecture].partial_rotary is not None
     head_dim, rotated = _dimensions(metadata, family, hidden, heads, partial)
     ropes, windows = read_layers(model, family, layers, rotated)
     name = _architecture(family, any(windows), experts is not None)
@@ -89,6 +99,9 @@ def read_spec(model: GgufModel) -> ModelSpec:
     query_scalar = hidden // heads if layers == FAMILIES[family].wide_layers else head_dim
     linears = [linear_names(own.fused, experts, layer) for layer in range(layers)]
     stored = _stored_formats(model, linears)
+
+    norm = layer_tensor(0, "attn_q_norm.weight")
+    has_qk_norm = not FAMILIES[family].optional_qk_norm or norm in model.tensors
 
     def has_bias(linear: str) -> bool:
         return layer_tensor(0, f"{part_name(linear)}.bias") in model.tensors
@@ -118,7 +131,7 @@ def read_spec(model: GgufModel) -> ModelSpec:
         multipliers=_multipliers(metadata, family, own, query_scalar),
         dtype=_dtype(model, stored, part_name(linears[0][0])),
         eos_token_ids=_eos_token_ids(metadata, vocab_size),
-        qk_norm=own.qk_norm,
+        qk_norm=own.qk_norm if has_qk_norm else "none",
         norms=own.norms,
         wide_norms=own.wide_norms,
         activation=own.activation,
@@ -131,6 +144,7 @@ def read_spec(model: GgufModel) -> ModelSpec:
         clamp=Clamp(SWIGLU_ALPHA, SWIGLU_LIMIT) if own.clamped else None,
         sinks=own.sinks,
         query_scaling=read_query_scaling(metadata, family),
+        predictors=predictors,
     )
 
 
@@ -191,8 +205,17 @@ def _refuse_unknown(metadata: Metadata, family: str) -> None:
         metadata.refuse(f"{family}.tensor_data_layout", f"{shown(layout)} is not supported")
 
 
+def _predictors(metadata: Metadata, family: str) -> int:
+    """Return the number of blocks that predict further tokens."""
+    if not FAMILIES[family].predictors:
+        return 0
+    blocks = metadata.integer(f"{family}.block_count", maximum=MAX_LAYERS)
+    return metadata.integer(f"{family}.{PREDICTORS}", 0, minimum=0, maximum=blocks - 1)
+
+
 def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
-    """Return the mixture of experts, which every layer has; None if the model has none."""
+    """Return the mixture of experts, which every layer after the first dense ones has; None if the model has
+    none."""
     metadata, entry = model.metadata, f"{family}.".__add__
     count = metadata.integer(entry("expert_count"), 0, minimum=0, maximum=MAX_EXPERTS)
     own = ARCHITECTURES[FAMILIES[family].architecture].mixture
@@ -208,31 +231,49 @@ def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
             entry("expert_count"),
             f"{count} in {layers} layers: at most {MAX_ALL_EXPERTS} in all are supported",
         )
-    if metadata.integer(entry("expert_gating_func"), SOFTMAX) != SOFTMAX:
-        metadata.refuse(entry("expert_gating_func"), f"is not supported (supported: {SOFTMAX}, softmax)")
-    return Experts(
-        layers=tuple(range(layers)),
+    sigmoid = own is not None and own.sigmoid
+    function, name = (SIGMOID, "sigmoid") if sigmoid else (SOFTMAX, "softmax")
+    if metadata.integer(entry("expert_gating_func"), function) != function:
+        metadata.refuse(entry("expert_gating_func"), f"is not supported (supported: {function}, {name})")
+    dense = metadata.integer(entry(DENSE), 0, minimum=0, maximum=layers - 1)
+    experts = Experts(
+        layers=tuple(range(dense, layers)),
         count=count,
         chosen=metadata.integer(entry("expert_used_count"), maximum=count),
-        intermediate_size=_outputs(model, "ffn_gate_exps", 1, entry("expert_feed_forward_length")),
+        intermediate_size=_outputs(model, dense, "ffn_gate_exps", 1, entry("expert_feed_forward_length")),
         normalized=metadata.flag(entry("expert_weights_norm"), normalized),
-        shared_size=_outputs(model, "ffn_gate_shexp", 0, entry("expert_shared_feed_forward_length"))
-        if own and own.shared
+        shared_size=_outputs(model, dense, "ffn_gate_shexp", 0, entry("expert_shared_feed_forward_length"))
+        if own and own.shared != "none"
         else 0,
+        shared_gated=own is not None and own.shared == "gated",
         biased=own is not None and own.biased,
         tensors=FAMILIES[family].expert_tensors,
     )
+    return _with_sigmoids(metadata, entry(""), experts) if sigmoid else experts
 
 
-def _outputs(model: GgufModel, name: str, dimension: int, key: str) -> int:
-    """Return the number of outputs of the first layer's matrix `name`: its size along `dimension`. Raises
+def _with_sigmoids(metadata: Metadata, prefix: str, experts: Experts) -> Experts:
+    """Return experts whose scores are sigmoids, with the file's groups and scale (0 means 1, as in
+    llama.cpp)."""
+    groups = metadata.integer(prefix + GROUPS, 1, minimum=0, maximum=max(1, experts.count // 2)) or 1
+    if experts.count % groups:
+        metadata.refuse(prefix + GROUPS, f"{groups} does not divide {experts.count} experts")
+    least = -(-experts.chosen * groups // experts.count)
+    chosen_groups = metadata.integer(prefix + CHOSEN_GROUPS, groups, minimum=least, maximum=groups)
+    scale = metadata.number(prefix + SCALE, 1.0, 0.0, 1e6) or 1.0
+    return replace(experts, sigmoid=True, groups=groups, chosen_groups=chosen_groups, scale=scale)
+
+
+def _outputs(model: GgufModel, layer: int, name: str, dimension: int, key: str) -> int:
+    """Return the number of outputs of a layer's matrix `name`: its size along `dimension`. Raises
     CheckpointError if the entry `key` contradicts it."""
-    info = model.tensors.get(layer_tensor(0, f"{name}.weight"))
+    tensor = layer_tensor(layer, f"{name}.weight")
+    info = model.tensors.get(tensor)
     if info is None or len(info.shape) != dimension + 2:
-        raise CheckpointError(f"{model.path}: {layer_tensor(0, name)}.weight is missing, or not one tensor")
+        raise CheckpointError(f"{model.path}: {tensor} is missing, or not one tensor")
     size = info.shape[dimension]
     if model.metadata.integer(key, size) != size:
-        model.metadata.refuse(key, f"contradicts the {size} outputs of {layer_tensor(0, name)}.weight")
+        model.metadata.refuse(key, f"contradicts the {size} outputs of {tensor}")
     return size
 
 

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "elementwise.h"
@@ -41,7 +42,8 @@ class Mixture {
         inner_ = rows_of(EXPERTS_INNER, int(aligned), model.type, sizes.inner, sizes.padded);
         shared_inner_ = rows_of(SHARED_INNER, at_once, model.type, sizes.shared_inner, sizes.padded);
         width_ = sizes.width;
-        logits_ = floats(LOGITS, size_t(at_once) * size_t(sizes.count + 1));
+        size_t scores = size_t(at_once) * size_t(sizes.count + 1);
+        logits_ = floats(LOGITS, 3 * scores), ranked_ = logits_ + scores, of_groups_ = ranked_ + scores;
         outputs_ = floats(OUTPUTS, slots * size_t(model.hidden));
         weights_ = floats(WEIGHTS, ranks);
         chosen_.resize(ranks), slot_of_.resize(ranks), row_of_.resize(slots), place_of_.resize(slots);
@@ -74,7 +76,7 @@ class Mixture {
     // Compute the mixture for `rows` rows from `first` on, which are the first rows of `normed`.
     void some(int thread, const Experts& experts, const Rows& normed, int first, int rows, const Finish& finish) {
         Pool& pool = *pool_;
-        size_t outputs = size_t(experts.count + experts.shared);
+        size_t outputs = outputs_of(experts);
         Finish to_logits{Finish::STORE, F32, true, logits_, outputs, {}};
         multiply(pool, thread, experts.router, from(routed_, first), rows, to_logits);
         pool.barrier();
@@ -152,23 +154,81 @@ class Mixture {
         }
     }
 
-    // Choose the experts of a row with the largest scores (of equal scores, the lower number first), and
-    // compute their weights: the softmax over all experts or, if `normalized`, over the chosen experts. The
-    // weight of the shared expert is a sigmoid.
+    // Choose the experts of a row (see Experts; of equal ones, the lower number first), and compute their weights. The
+    // weight of a shared expert is a sigmoid if it is gated, otherwise 1.
     void choose(const Experts& experts, int row) {
-        const float* logits = logits_ + size_t(row) * size_t(experts.count + experts.shared);
+        float* logits = logits_ + size_t(row) * outputs_of(experts);
         size_t at = size_t(row) * size_t(experts.chosen + experts.shared);
         int32_t* chosen = &chosen_[at];
         float* weights = weights_ + at;
+        if (experts.sigmoid) {
+            apply_sigmoid(logits, experts.count);
+            choose_largest(experts, ranked(experts, logits, row), chosen);
+            weigh_sigmoids(experts, logits, chosen, weights);
+        } else {
+            choose_largest(experts, logits, chosen);
+            weigh_softmax(experts, logits, chosen, weights);
+        }
+        for (int rank = 0; rank < experts.chosen; rank++) weights[rank] *= experts.scale;
+        if (experts.shared) {
+            chosen[experts.chosen] = experts.count;
+            if (experts.gated) apply_sigmoid(logits + experts.count, 1);
+            weights[experts.chosen] = experts.gated ? logits[experts.count] : 1.0f;
+        }
+    }
+
+    static void choose_largest(const Experts& experts, const float* numbers, int32_t* chosen) {
         int held = 0;
         for (int expert = 0; expert < experts.count; expert++) {
             int rank = held;
-            while (rank > 0 && logits[expert] > logits[chosen[rank - 1]]) rank--;
+            while (rank > 0 && numbers[expert] > numbers[chosen[rank - 1]]) rank--;
             if (rank >= experts.chosen) continue;
             if (held < experts.chosen) held++;
             for (int i = held - 1; i > rank; i--) chosen[i] = chosen[i - 1];
             chosen[rank] = expert;
         }
+    }
+
+    // Return the numbers by which the experts of a row are chosen: their sigmoids plus the correction, or -∞ in groups
+    // that are not chosen.
+    const float* ranked(const Experts& experts, const float* sigmoids, int row) const {
+        float* out = ranked_ + size_t(row) * size_t(experts.count);
+        for (int i = 0; i < experts.count; i++) {
+            out[i] = sigmoids[i] + (experts.correction ? experts.correction[i] : 0.0f);
+        }
+        if (experts.chosen_groups == experts.groups) return out;
+        float* sums = of_groups_ + size_t(row) * size_t(experts.groups);
+        int size = experts.count / experts.groups;
+        for (int group = 0; group < experts.groups; group++) sums[group] = sum_of_two_largest(out + group * size, size);
+        for (int group = 0; group < experts.groups; group++) {
+            int before = 0;
+            for (int other = 0; other < experts.groups; other++) {
+                before += sums[other] > sums[group] || (sums[other] == sums[group] && other < group);
+            }
+            if (before < experts.chosen_groups) continue;
+            std::fill_n(out + group * size, size, -std::numeric_limits<float>::infinity());
+        }
+        return out;
+    }
+
+    static float sum_of_two_largest(const float* numbers, int count) {
+        float first = std::max(numbers[0], numbers[1]), second = std::min(numbers[0], numbers[1]);
+        for (int i = 2; i < count; i++) {
+            second = std::max(second, std::min(first, numbers[i]));
+            first = std::max(first, numbers[i]);
+        }
+        return first + second;
+    }
+
+    static void weigh_sigmoids(const Experts& experts, const float* sigmoids, const int32_t* chosen, float* weights) {
+        float total = 0;
+        for (int rank = 0; rank < experts.chosen; rank++) total += weights[rank] = sigmoids[chosen[rank]];
+        if (!experts.normalized) return;
+        for (int rank = 0; rank < experts.chosen; rank++) weights[rank] /= total + 1e-20f;  // All may be 0.
+    }
+
+    // Compute the softmax over all experts or, if `normalized`, over the chosen experts.
+    static void weigh_softmax(const Experts& experts, const float* logits, const int32_t* chosen, float* weights) {
         float top = logits[chosen[0]], total = 0;
         for (int rank = 0; rank < experts.chosen; rank++) weights[rank] = exponential_of(logits[chosen[rank]] - top);
         if (experts.normalized) {
@@ -177,10 +237,18 @@ class Mixture {
             for (int expert = 0; expert < experts.count; expert++) total += exponential_of(logits[expert] - top);
         }
         for (int rank = 0; rank < experts.chosen; rank++) weights[rank] /= total;
-        if (experts.shared) {
-            chosen[experts.chosen] = experts.count;
-            weights[experts.chosen] = 1.0f / (1.0f + exponential_of(-logits[experts.count]));
-        }
+    }
+
+    // The number of the router's outputs for a row.
+    static size_t outputs_of(const Experts& experts) {
+        return size_t(experts.count + (experts.shared && experts.gated));
+    }
+
+    static void apply_sigmoid(float* numbers, int count) {
+        auto sigmoid = [](V x) { return V::set(1.0f) / (V::set(1.0f) + exponential(V::set(0.0f) - x)); };
+        int i = 0;
+        for (; i + V::lanes <= count; i += V::lanes) sigmoid(V::load(numbers + i)).store(numbers + i);
+        for (; i < count; i++) numbers[i] = lane_of<V>(sigmoid, numbers[i]);
     }
 
     static float exponential_of(float x) {
@@ -249,7 +317,7 @@ class Mixture {
     const Model* model_ = nullptr;
     int rows_ = 0, pairs_ = 0, width_ = 0;
     Rows routed_{}, gathered_{}, inner_{}, shared_inner_{};
-    float *logits_ = nullptr, *outputs_ = nullptr, *weights_ = nullptr;
+    float *logits_ = nullptr, *ranked_ = nullptr, *of_groups_ = nullptr, *outputs_ = nullptr, *weights_ = nullptr;
     std::vector<int32_t> chosen_, slot_of_;    // [row][rank]: experts, and the slots of their outputs
     std::vector<int32_t> row_of_, place_of_;   // [slot]: the slot's row, and its place in `gathered_`
     std::vector<int32_t> starts_;

@@ -8,16 +8,23 @@
 namespace streamserve {
 
 // A mixture of experts. The router, in float32, has an output for each of `count` experts; each row takes the
-// `chosen` experts with the largest outputs. If there is a `shared` expert, which all rows take, the router
-// has one more output: its gate. `gate_up` and `down` are the matrices of the experts, then of the shared
-// expert. `normalized`: the weights of the chosen experts sum to 1.
+// `chosen` experts with the largest outputs. All rows take a `shared` expert; if it is `gated`, the router has one more
+// output: its gate. `gate_up` and `down` are the matrices of the experts, then of the shared expert.
+//
+// The weights of the chosen experts are the softmax of the outputs, or with `sigmoid` their sigmoids. They sum to 1 if
+// `normalized`, and are then multiplied by `scale`. With `sigmoid`, the sigmoid plus `correction` [count] chooses
+// (null: plus 0), and only within the `chosen_groups` of `groups` equal groups of experts that have the largest sums of
+// their two largest numbers.
 struct Experts {
     Linear router;
     const Linear *gate_up, *down;
-    int32_t count, chosen, shared, normalized;
+    const float* correction;
+    int32_t count, chosen, groups, chosen_groups, shared, gated, normalized, sigmoid;
+    float scale;
 };
-ABI_STRUCT(Experts, ABI_FIELD(router), ABI_FIELD(gate_up), ABI_FIELD(down), ABI_FIELD(count), ABI_FIELD(chosen),
-           ABI_FIELD(shared), ABI_FIELD(normalized));
+ABI_STRUCT(Experts, ABI_FIELD(router), ABI_FIELD(gate_up), ABI_FIELD(down), ABI_FIELD(correction), ABI_FIELD(count),
+           ABI_FIELD(chosen), ABI_FIELD(groups), ABI_FIELD(chosen_groups), ABI_FIELD(shared), ABI_FIELD(gated),
+           ABI_FIELD(normalized), ABI_FIELD(sigmoid), ABI_FIELD(scale));
 
 // One layer's weights. Norms are float32, or null where a layer has none:
 //
