@@ -15,8 +15,9 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from streamserve.execution.formats.checkpoint import SINGLE
+from streamserve.execution.formats.checkpoint import SINGLE, plain_name
 from streamserve.execution.formats.gguf.blocks import FORMATS
+from streamserve.execution.model.text_part import OTHER_PARTS
 from tests.checkpoints import CHAT_TEMPLATE
 
 Type = gguf.GGMLQuantizationType
@@ -53,7 +54,8 @@ OWN_NAMES = {
 FAMILIES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss",
-    "ministral3": "mistral3", "glm4_moe": "glm4moe",
+    "ministral3": "mistral3", "glm4_moe": "glm4moe", "qwen2_5_vl_text": "qwen2vl",
+    "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate.weight", "router.weight")
@@ -126,17 +128,19 @@ def write_gguf(
     name in the folder. Return the tensors, in float32 and by these names, that the package reads from it.
     `change` adds entries; `options` are the writer's."""
     config = json.loads((source / "config.json").read_text())
+    config = config.get("text_config", config)
     family = FAMILIES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(target, family, **options)
     write_entries(writer, config)
     write_own_entries(writer, config)
     write_tokenizer(writer, source)
     change(writer)
-    stored = load_file(source / SINGLE)
+    named = {plain_name(name): tensor for name, tensor in load_file(source / SINGLE).items()}
+    stored = {name: tensor for name, tensor in named.items() if not name.startswith(OTHER_PARTS)}
     write_mxfp4(writer, stored)
     tensors = {name: tensor.float().numpy() for name, tensor in stored.items()}
-    if family == "gpt-oss":
-        tensors = unstacked(tensors)
+    if family in ("gpt-oss", "qwen3vlmoe"):
+        tensors = unstacked(tensors, alternating=family == "gpt-oss")
     read = dict[str, torch.Tensor]()
     for seed, (name, tensor) in enumerate(stacked(tensors).items()):
         is_matrix = tensor.ndim >= 2 and not name.endswith((*ROUTERS, "bias"))
@@ -188,6 +192,10 @@ def write_own_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         if rope["rope_type"] == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    if family in ("qwen3_vl_text", "qwen3_vl_moe_text"):
+        writer.add_num_deepstack_layers(1)
     if family == "glm4_moe":
         write_glm4_moe(writer, config)
     if family == "ministral3":
@@ -240,8 +248,9 @@ def write_mxfp4(writer: gguf.GGUFWriter, tensors: dict[str, torch.Tensor]) -> No
             writer.add_tensor(f"blk.{layer}.ffn_{half}_exps.weight", stored, raw_dtype=Type.MXFP4)
 
 
-def unstacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
-    """Return gpt-oss's tensors with one tensor for each expert, and with gates and values separated."""
+def unstacked(tensors: dict[str, Floats], alternating: bool) -> dict[str, Floats]:
+    """Return tensors with one tensor for each expert, and with gates and values separated. In the stacks they
+    alternate and matrices are transposed; or all gates precede all values, as transformers writes them."""
     out = dict[str, Floats]()
     for name, tensor in tensors.items():
         prefix, found, part = name.partition(".experts.")
@@ -249,8 +258,12 @@ def unstacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
             out[name] = tensor
             continue
         kind = "bias" if part.endswith("_bias") else "weight"
-        rows = tensor if kind == "bias" else tensor.swapaxes(1, 2)
-        halves = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if "gate_up" in part else {"down": rows}
+        rows = tensor if kind == "bias" or not alternating else tensor.swapaxes(1, 2)
+        half_of = rows.shape[1] // 2
+        gates, values = (
+            (rows[:, ::2], rows[:, 1::2]) if alternating else (rows[:, :half_of], rows[:, half_of:])
+        )
+        halves = {"gate": gates, "up": values} if "gate_up" in part else {"down": rows}
         for half, values in halves.items():
             for number, own in enumerate(values):
                 out[f"{prefix}.experts.{number}.{half}_proj.{kind}"] = np.ascontiguousarray(own)

@@ -12,7 +12,7 @@ from streamserve.execution.loading.load import load
 from streamserve.execution.model.spec import read_spec
 from tests.execution.gguf_entries import entry
 from tests.execution.gguf_loading import Shared, config, logits_of, refusal
-from tests.execution.variants import GLM4_MOE, logits_by_transformers
+from tests.execution.variants import GLM4_MOE, IMAGE_ROPE, QWEN3_MOE, logits_by_transformers
 from tests.ggufs import write_gguf
 
 YARN = {"rope_type": "yarn", "rope_theta": 500_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -66,6 +66,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **YARN, "factor": 16.0, "original_max_position_embeddings": 16, "mscale": 1.0,
             "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25,
         }},
+    ),
+    "qwen2vl": ("qwen2_5_vl", {"rope_parameters": IMAGE_ROPE, "head_dim": 16}),
+    "qwen3vl": (
+        "qwen3_vl", {"rope_parameters": {**IMAGE_ROPE, "mrope_interleaved": True}, "head_dim": 16}
+    ),
+    "qwen3vlmoe": (
+        "qwen3_vl_moe",
+        {**QWEN3_MOE, "rope_parameters": {**IMAGE_ROPE, "mrope_interleaved": True}, "head_dim": 16},
     ),
     "glm4moe": (
         "glm4_moe",
@@ -123,6 +131,7 @@ def yarn(name: str, value: float) -> Callable[[gguf.GGUFWriter], None]:
             entry("mistral3.rope.scaling.yarn_attn_factor", 1.5),
             "yarn_attn_factor 1.5 is not supported (supported: 1)",
         ),
+        ("qwen3vl", entry("qwen3vl.rope.dimension_sections", [2, 3, 2, 1]), "must have sections of time"),
         ("glm4moe", entry("glm4moe.expert_gating_func", 1), "expert_gating_func is not supported"),
         ("glm4moe", entry("glm4moe.expert_group_count", 3), "3 does not divide 8 experts"),
         ("glm4moe", entry("glm4moe.expert_group_used_count", 5), "must be an integer from 1 to 4, not 5"),

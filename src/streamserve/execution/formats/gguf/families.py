@@ -10,6 +10,7 @@ WINDOW, PATTERN, LOCAL_BASE = (
 )  # fmt: skip
 TEMPERATURE, YARN_LOGARITHM = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
 
+SECTIONS, DEEPSTACK = "rope.dimension_sections", "n_deepstack_layers"
 DENSE, SHARED_COUNT, SCALE, GROUPS, CHOSEN_GROUPS, PREDICTORS = (
     "leading_dense_block_count", "expert_shared_count", "expert_weights_scale", "expert_group_count",
     "expert_group_used_count", "nextn_predict_layers",
@@ -34,6 +35,7 @@ class Family:
     * `unrotated`: the last of every `unrotated` layers has no rotary embedding (0: all have one).
     * `normalized`: the weights of a token's experts are divided by their sum (None: experts are not
       supported).
+    * `multimodal`: it is the text part of a model whose vision tower is in another file.
     * `predictors`: the last blocks may predict further tokens; the file has their number.
     * `optional_qk_norm`: there is a norm of queries and keys if the file has its tensors.
     * `expert_tensors`: the names of experts' tensors in Hugging Face layout.
@@ -52,6 +54,7 @@ class Family:
     whole_yarn: bool = True
     unrotated: int = 0
     normalized: bool | None = None
+    multimodal: bool = False
     predictors: bool = False
     optional_qk_norm: bool = False
     expert_tensors: ExpertTensors = TENSORS
@@ -65,9 +68,14 @@ FAMILIES = {
         "Ministral3ForCausalLM", permuted=True, entries=frozenset({TEMPERATURE, YARN_LOGARITHM})
     ),
     "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen2vl": Family("Qwen2ForCausalLM", multimodal=True, entries=frozenset({SECTIONS})),
     "qwen3": Family("Qwen3ForCausalLM"),
+    "qwen3vl": Family("Qwen3ForCausalLM", multimodal=True, entries=frozenset({SECTIONS, DEEPSTACK})),
     "qwen2moe": Family("Qwen2MoeForCausalLM", normalized=False),
     "qwen3moe": Family("Qwen3MoeForCausalLM", normalized=True),
+    "qwen3vlmoe": Family(
+        "Qwen3MoeForCausalLM", normalized=True, multimodal=True, entries=frozenset({SECTIONS, DEEPSTACK})
+    ),
     "glm4moe": Family(
         "Glm4MoeForCausalLM", post_norm=True, normalized=False, predictors=True, optional_qk_norm=True,
         expert_tensors=ExpertTensors(shared="shared_experts"), entries=SIGMOID_EXPERTS,

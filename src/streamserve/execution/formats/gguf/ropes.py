@@ -9,6 +9,7 @@ from streamserve.execution.formats.gguf.families import (
     FAMILIES,
     LOCAL_BASE,
     PATTERN,
+    SECTIONS,
     TEMPERATURE,
     WINDOW,
     YARN_LOGARITHM,
@@ -43,12 +44,25 @@ def read_layers(model: GgufModel, name: str, layers: int, rotated: int) -> Layer
     """Return the rotary embedding, over `rotated` dimensions, and the sliding window of each layer. `name` is
     the architecture's name in the file."""
     family = FAMILIES[name]
+    _check_sections(model.metadata, name)
     rope = _rope(model, name, family, rotated)
     local = _local_rope(model.metadata, name, family, rope)
     windows = _windows(model.metadata, name, family, layers)
     unrotated = [family.unrotated > 0 and (layer + 1) % family.unrotated == 0 for layer in range(layers)]
     ropes = [local if window else rope for window in windows]
     return tuple(None if skips else rope for skips, rope in zip(unrotated, ropes, strict=True)), windows
+
+
+def _check_sections(metadata: Metadata, name: str) -> None:
+    """Raise CheckpointError if pairs of dimensions are rotated by something else than time, height or width.
+    These three positions of a token are equal in a text, so that the embedding is the plain one."""
+    sections = metadata.entries.get(f"{name}.{SECTIONS}")
+    if sections is None:
+        return
+    if not isinstance(sections, np.ndarray) or len(sections) not in (3, 4) or sections[3:].any():
+        metadata.refuse(
+            f"{name}.{SECTIONS}", f"must have sections of time, height and width, not {shown(sections)}"
+        )
 
 
 def read_query_scaling(metadata: Metadata, name: str) -> QueryScaling | None:

@@ -145,6 +145,7 @@ def read_spec(model: GgufModel) -> ModelSpec:
         sinks=own.sinks,
         query_scaling=read_query_scaling(metadata, family),
         predictors=predictors,
+        multimodal=FAMILIES[family].multimodal,
     )
 
 
