@@ -58,6 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32,
         "norm_topk_prob": True,
     },
+    "olmoe": {"num_experts": 12, "num_experts_per_tok": 4, "norm_topk_prob": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48},
     "gpt_oss": {
         "num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 48,

@@ -57,6 +57,10 @@ MODELS = {
         Case(draft="self:1", policy="fixed-tree:2x3", kv_cache_dtype="int8", blocks=24),
         {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32},
     ),
+    "olmoe": Model(
+        Case(policy="fixed-tree:2x3", quantization="w8a8", blocks=24),
+        {"num_experts": 6, "num_experts_per_tok": 2},
+    ),
     "mixtral": Model(
         Case(policy="fixed:4", quantization="int8", chunk=7),
         {"num_local_experts": 4, "num_experts_per_tok": 2},

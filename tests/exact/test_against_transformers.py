@@ -28,7 +28,7 @@ EVERY_CASE = ("llama", "mistral", "qwen2", "qwen3")
 RIGHT_SINCE = {"gemma2": (5, 21), "gpt_oss": (5, 19)}
 """The first version of transformers that computes a model as this project does: 5.17 did not."""
 
-MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
+MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe", "mixtral", "gpt_oss", "glm4_moe")
 """Models in which a row's computation involves other rows, in experts. With the kernels they run in every
 case."""
 

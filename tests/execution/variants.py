@@ -99,7 +99,8 @@ GLM4_MOE = {
     "routed_scaling_factor": 1.7,
     "use_qk_norm": True,
 }
-MIXTURES = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "mixtral", "gpt_oss", "glm4_moe")
+OLMOE = {"num_experts": 6, "num_experts_per_tok": 2}
+MIXTURES = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "olmoe", "mixtral", "gpt_oss", "glm4_moe")
 VARIANTS = [
     ("llama", {}),
     ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -177,6 +178,11 @@ VARIANTS = [
     ),
     ("olmo2", {}),
     ("olmo2", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    ("olmoe", OLMOE),
+    (
+        "olmoe",
+        {**OLMOE, "num_key_value_heads": 4, "norm_topk_prob": True, "attention_bias": True},
+    ),
     ("qwen2_moe", QWEN2_MOE),
     (
         "qwen2_moe",

@@ -47,6 +47,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**HEADS, "num_hidden_layers": 7},
     "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 256},
     "qwen3_moe": {**MOE, "head_dim": 64},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 48,

@@ -217,6 +217,10 @@ ARCHITECTURES = {
         windows="unrotated layers", skips_rotary=True, kv_heads=4, theta=2_000_000.0, tied=True,
         eos_token_id=128_001,
     ),
+    "OlmoeForCausalLM": Architecture(
+        mlp_bias=False, qk_norm="joint", epsilon=1e-5, eos_token_id=50_279,
+        mixture=Mixture(size_field="intermediate_size", layers="all"),
+    ),
     "Olmo2ForCausalLM": OLMO,
     "Olmo3ForCausalLM": replace(
         OLMO, windows="all but fourth", window=4096, theta=500_000.0, local_theta=500_000.0

@@ -150,6 +150,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "head_dim": 64,
         "norm_topk_prob": True,
     },
+    "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "glm4_moe": {
         "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "head_dim": 64,

@@ -27,7 +27,7 @@ CLOSE = 1e-4
 SCORED = SamplingParams(temperature=0.0, seed=0, max_tokens=64, logprobs=2, prompt_logprobs=0)
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=64, logprobs=2)
 PROMPT = [5 + 13 * number % 300 for number in range(40)]
-EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
+EXPERTS = ("qwen2_moe", "qwen3_moe", "olmoe", "mixtral", "gpt_oss", "glm4_moe")
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", *MODELS]
 COMBINATIONS = [*((name,) for name in ALL), ("q_proj", "v_proj"), ATTENTION, MLP, ALL]
 

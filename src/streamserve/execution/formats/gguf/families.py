@@ -94,6 +94,7 @@ FAMILIES = {
         entries=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
     ),
     "smollm3": Family("SmolLM3ForCausalLM", permuted=True, unrotated=4),
+    "olmoe": Family("OlmoeForCausalLM", normalized=False),
     "olmo2": Family(
         "Olmo2ForCausalLM", post_norm=True, period=4, plain_local=True,
         entries=frozenset({PATTERN, LOCAL_BASE}),
