@@ -151,6 +151,19 @@ def fp8_blocks(rows: int = 128, columns: int = 128) -> tuple[Store, dict[str, An
     return _fp8_store(rows, columns, "weight_scale_inv"), {**config, "weight_block_size": [rows, columns]}
 
 
+def fp8_tensor() -> tuple[Store, dict[str, Any]]:
+    """Store in the method fp8 with one scale for the matrix, and one for rounding activations."""
+    plain = _fp8_store(10**6, 10**6, "weight_scale_inv")
+
+    def store(module: str, weight: np.ndarray, rng: np.random.Generator) -> Packed:
+        tensors, floats = plain(module, weight, rng)
+        scales = {"weight_scale_inv": tensors["weight_scale_inv"].reshape(())}
+        return {**tensors, **scales, "activation_scale": torch.tensor(0.02)}, floats
+
+    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    return store, {**config, "modules_to_not_convert": ["lm_head", "model.vision_tower"]}
+
+
 def fp8_compressed(strategy: str, static: bool = False) -> tuple[Store, dict[str, Any]]:
     """Store in compressed-tensors' float-quantized format: one scale for the matrix, for each output, or for
     each block."""
@@ -272,6 +285,7 @@ INTEGERS: dict[str, Any] = {
 FLOATS: dict[str, Any] = {
     "fp8 in blocks": fp8_blocks(),
     "fp8 in blocks of 64": fp8_blocks(96, 64),
+    "fp8 without blocks": fp8_tensor(),
     "fp8 by tensor": fp8_compressed("tensor", static=True),
     "fp8 by channel": fp8_compressed("channel"),
     "fp8 in blocks of compressed-tensors": fp8_compressed("block"),

@@ -30,6 +30,10 @@ MAPPED_PART, MAPPED_BYTES = 100, 4 << 20
 """Pages of read tensors are released when these exceed both 1/MAPPED_PART of the files and MAPPED_BYTES."""
 
 
+NUMBER: set[tuple[int, ...]] = {(), (1,)}
+"""Shapes of a single number: a tensor may have either one."""
+
+
 @dataclass(frozen=True)
 class ExpectedTensor:
     """The required shape of a tensor, and its allowed dtypes, in the names of safetensors. An `optional`
@@ -89,7 +93,8 @@ class Checkpoint:
             header = self._files[name][1].get_slice(name)
             if header.get_dtype() not in expected.dtypes:
                 self.refuse(name, f"has dtype {header.get_dtype()}, not {' or '.join(expected.dtypes)}")
-            if tuple(header.get_shape()) != expected.shape:
+            shapes = {tuple(header.get_shape()), expected.shape}
+            if len(shapes) > 1 and not shapes <= NUMBER:
                 self.refuse(name, f"has shape {header.get_shape()}, not {list(expected.shape)}")
             if expected.zero and self._mapped(name).any():
                 self.refuse(name, "is not zero, but the architecture has no such bias")
@@ -113,7 +118,8 @@ class Checkpoint:
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         """Return the tensors of `names` in `dtype`, joined along their first dimension, as a copy. Raises
         CheckpointError for a tensor that contains NaN or an infinity, before or after the conversion."""
-        return torch.cat([self._finite(name, dtype) for name in names])
+        parts = [self._finite(name, dtype) for name in names]
+        return torch.cat([part if part.dim() else part.view(1) for part in parts])
 
     def view(self, name: str) -> Tensor:
         """Return a tensor as a contiguous view of the file, not checked for NaN. Do not keep it: the file may

@@ -64,7 +64,7 @@ def _in_chosen_groups(ranked: Tensor, experts: Experts) -> Tensor:
     """Return `ranked` with -∞ for experts of groups that are not chosen."""
     if experts.chosen_groups == experts.groups:
         return ranked
-    grouped = ranked.unflatten(1, (experts.groups, -1))
+    grouped = ranked.view(len(ranked), experts.groups, -1)
     best = grouped.topk(2).values
     chosen = _largest(best[..., 0] + best[..., 1], experts.chosen_groups)
     kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(1, chosen, True)

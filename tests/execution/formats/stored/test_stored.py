@@ -84,6 +84,11 @@ def test_blocks_of_fp8_are_those_of_transformers(stored: Make) -> None:
         weight, scales = (tensor(folder, f"{module}.{name}") for name in ("weight", "weight_scale_inv"))
         dequantized = _dequantize_fp8_weight(weight, scales, [128, 128], torch.float32)
         assert torch.equal(dequantized, expected)
+    folder = stored("fp8 without blocks")
+    for module, expected in weights_of(folder).items():
+        weight, scale = (tensor(folder, f"{module}.{name}") for name in ("weight", "weight_scale_inv"))
+        assert scale.shape == ()
+        assert torch.equal(_dequantize_fp8_weight(weight, scale, None, torch.float32), expected)
 
 
 def test_bytes_of_e4m3_are_those_of_torch() -> None:
@@ -210,7 +215,8 @@ def test_formats_that_pad_differently_may_be_in_one_model(
 @pytest.mark.parametrize(
     ("case", "name", "width"),
     [("awq, groups of 64", "int4:64", "int4"), ("gptq of 8 bits", "int8:64", "int8"),
-     ("fp8 in blocks", "fp8:128", "fp8"), ("fp8 by tensor", "fp8:channel", "fp8")],
+     ("fp8 in blocks", "fp8:128", "fp8"), ("fp8 by tensor", "fp8:channel", "fp8"),
+     ("fp8 without blocks", "fp8:channel", "fp8")],
 )  # fmt: skip
 def test_a_loaded_model_names_its_precision_and_size(stored: Make, case: str, name: str, width: str) -> None:
     folder = stored(case)

@@ -32,7 +32,7 @@ from tests.execution.json_values import JSON
 from tests.execution.storing import awq, fp8_blocks, fp8_compressed, gptq
 
 AWQ, GPTQ, REORDERED = "awq, groups of 64", "gptq by activation", "compressed-tensors by activation"
-BLOCKS, TENSOR = "fp8 in blocks", "fp8 by tensor"
+BLOCKS, WITHOUT_BLOCKS, TENSOR = "fp8 in blocks", "fp8 without blocks", "fp8 by tensor"
 Q_PROJ = "model.layers.1.self_attn.q_proj"
 
 Make = Callable[..., Path]
@@ -99,8 +99,12 @@ DAMAGED: dict[str, list[tuple[str, Tensor | None, str]]] = {
         ("input_scale", torch.ones(1), "is unknown to this architecture"),
     ],
     TENSOR: [
-        ("weight_scale", torch.ones(()), "has shape [], not [1]"),
+        ("weight_scale", torch.ones(2), "has shape [2], not [1]"),
         ("input_scale", None, "no file holds tensor"),
+    ],
+    WITHOUT_BLOCKS: [
+        ("weight_scale_inv", torch.ones(1, 1), "has shape [1, 1], not [1]"),
+        ("activation_scale", None, "no file holds tensor"),
     ],
 }
 
@@ -197,11 +201,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gptq", {"modules_in_block_to_quantize": [["attn.q"]]}, "'attn.q' is not a linear module of a layer"),
     ("gptq", {"modules_in_block_to_quantize": []}, "leaves no matrix of the layers"),
     ("gptq", {"block_name_to_quantize": "model.decoder"}, "block_name_to_quantize 'model.decoder' is not"),
-    ("fp8", {"weight_block_size": None}, "is missing: one scale for a weight is not supported"),
     ("fp8", {"weight_block_size": [128]}, "weight_block_size [128] is not supported"),
     ("fp8", {"weight_block_size": [128, 96]}, "weight_block_size [128, 96] is not supported"),
     ("fp8", {"weight_block_size": [True, 128]}, "weight_block_size [True, 128] is not supported"),
-    ("fp8", {"activation_scheme": "static"}, "'static' is not supported with the method fp8: use a"),
+    ("fp8", {"activation_scheme": "other"}, "activation_scheme 'other' is not supported"),
     ("fp8", {"fmt": "e5m2"}, "fmt 'e5m2' is not supported"),
     ("fp8", {"kv_cache_scheme": "static"}, "kv_cache_scheme is not supported"),
     ("fp8", {"modules_to_convert": ["embed_tokens"]}, "modules_to_convert is not supported"),

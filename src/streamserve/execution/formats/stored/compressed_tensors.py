@@ -180,13 +180,13 @@ def _floats(group: Fields, weights: Fields, bits: int) -> Floats:
         require(inputs, "symmetric", True)
         require(inputs, "num_bits", 8)
         require(inputs, "dynamic", False, True)
-    static = inputs is not None and not inputs.get("dynamic")
+    static = None if inputs is None or inputs.get("dynamic") else "input_scale"
     require(weights, "strategy", "tensor", "channel", "block")
     if weights.get("strategy") == "block":
         rows, columns = block_of(weights, "block_structure")
         return Floats(floating(columns), "weight_scale", "block", rows, static)
     scales: Literal["tensor", "channel"] = "channel" if weights.get("strategy") == "channel" else "tensor"
-    return Floats(floating(None), "weight_scale", scales, static=static)
+    return Floats(floating(None), "weight_scale", scales, activation_scale=static)
 
 
 def _group(weights: Fields) -> int | None:

@@ -3,11 +3,13 @@
 
     method fp8           weight             e4m3 [out, in]
                          weight_scale_inv   float [out / rows, in / columns]   a scale for each block
+                                            float []                           without weight_block_size
+                         activation_scale   float []                           if static; not used here
     compressed-tensors   weight             e4m3 [out, in]
                          weight_scale       float [1]                           strategy tensor
                                             float [out, 1]                      strategy channel
                                             float [out / rows, in / columns]    strategy block
-    both, optional       input_scale        float [1]                           of activations; not used here
+                         input_scale        float [1]                           if static; not used here
 
 A weight is scale · number; the scale is called inverse because weights were divided by it. The number of
 blocks is rounded up.
@@ -38,11 +40,6 @@ from streamserve.execution.formats.stored.formats import (
 )
 from streamserve.execution.model.fields import Fields, shown
 
-INSTEAD = (
-    "use a compressed-tensors checkpoint (float-quantized), which supports this, an fp8 checkpoint with "
-    "blocks and dynamic activations, or the 16-bit model with --quantization int8"
-)
-
 MAX_SCALE = torch.finfo(torch.float32).max / LARGEST_FLOAT
 """Maximum scale: its product with any e4m3 number is finite in float32."""
 
@@ -50,14 +47,14 @@ MAX_SCALE = torch.finfo(torch.float32).max / LARGEST_FLOAT
 @dataclass(frozen=True)
 class Floats:
     """The format of e4m3 weights with scales in the tensor `scale_name`: one scale, one for each output, or
-    one for each block of `block_rows` outputs and a group of inputs. `static`: the checkpoint has a scale for
-    rounding activations, which is not used."""
+    one for each block of `block_rows` outputs and a group of inputs. `activation_scale`: the name of a scale
+    for rounding activations, which is not used."""
 
     weights: WeightFormat
     scale_name: str
     scales: Literal["tensor", "channel", "block"]
     block_rows: int = 1
-    static: bool = False
+    activation_scale: str | None = None
 
     def headers(self, module: str, shape: Shape) -> dict[str, ExpectedTensor]:
         """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
@@ -68,8 +65,8 @@ class Floats:
             f"{module}.weight": ExpectedTensor(shape, ("F8_E4M3",)),
             f"{module}.{self.scale_name}": ExpectedTensor(scales),
         }
-        if self.static:
-            tensors[f"{module}.input_scale"] = ExpectedTensor((1,))
+        if self.activation_scale:
+            tensors[f"{module}.{self.activation_scale}"] = ExpectedTensor((1,))
         return tensors
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
@@ -117,17 +114,14 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     for name in ("kv_cache_scheme", "modules_to_convert"):
         if fields.get(name):
             fields.refuse(name, "is not supported")
-    if fields.get("activation_scheme") == "static":
-        fields.refuse("activation_scheme", f"'static' is not supported with the method fp8: {INSTEAD}")
-    if fields.get("weight_block_size") is None:
-        fields.refuse(
-            "weight_block_size", f"is missing: one scale for a weight is not supported with fp8: {INSTEAD}"
-        )
-    require(fields, "activation_scheme", "dynamic")
+    require(fields, "activation_scheme", "dynamic", "static")
     require(fields, "fmt", "e4m3")
     require(fields, "scale_fmt", "float", "ue8m0")
-    rows, columns = block_of(fields, "weight_block_size")
-    stored = Floats(floating(columns), "weight_scale_inv", "block", rows)
+    static = "activation_scale" if fields.get("activation_scheme") == "static" else None
+    stored = Floats(floating(None), "weight_scale_inv", "tensor", activation_scale=static)
+    if fields.get("weight_block_size") is not None:
+        rows, columns = block_of(fields, "weight_block_size")
+        stored = Floats(floating(columns), "weight_scale_inv", "block", rows, static)
     listed = "ignored_layers" if fields.get("modules_to_not_convert") is None else "modules_to_not_convert"
     skipped = skipped_modules(fields, listed)
 
