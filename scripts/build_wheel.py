@@ -109,18 +109,8 @@ def pure_wheel(folder: Path, project: str = ".") -> Path:
             )
         else:
             shutil.copy(ROOT / name, copy)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        out,
-        copy / project,
-    ]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out]
+    subprocess.run([*command, copy / project], check=True)
     return next(out.glob("*.whl"))
 
 
@@ -138,9 +128,8 @@ def pack(pure: Path, libraries: Mapping[str, Path], out: Path) -> Path:
     described = record.replace("RECORD", "WHEEL")
     lines = files[described].decode().splitlines()
     kept = [line for line in lines if line.partition(":")[0] not in ("Tag", "Root-Is-Purelib", "")]
-    files[described] = "\n".join(
-        [*kept, f"Root-Is-Purelib: {str(not libraries).lower()}", f"Tag: {tag}", ""]
-    ).encode()
+    pure_or_not = f"Root-Is-Purelib: {str(not libraries).lower()}"
+    files[described] = "\n".join([*kept, pure_or_not, f"Tag: {tag}", ""]).encode()
     files = dict(sorted(files.items(), key=lambda item: (".dist-info/" in item[0], item[0])))
     rows = [f"{name},sha256={_sha256(content)},{len(content)}" for name, content in files.items()]
     files[record] = "\n".join([*rows, f"{record},,", ""]).encode()

@@ -16,6 +16,7 @@ import pytest
 
 import streamserve.client
 import streamserve_client
+from scripts.build_wheel import pack
 from streamserve import __version__
 from streamserve_client import AsyncPromptStream, PromptStream, StreamError, Withdrawn
 from tests.serving import Served, serving
@@ -60,6 +61,18 @@ def test_the_wheel_has_the_client_alone(wheel: Path) -> None:
     assert "streamserve_client/__init__.py" in names
     assert (described["Name"], described["Version"]) == ("streamserve-client", __version__)
     assert described.get_all("Requires-Dist") == ["httpx>=0.27"]
+
+
+def test_make_wheel_packs_it_for_any_machine_and_always_alike(wheel: Path, tmp_path: Path) -> None:
+    first, second = (pack(wheel, {}, tmp_path / name) for name in ("first", "second"))
+    assert first.name == wheel.name == f"streamserve_client-{__version__}-py3-none-any.whl"
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive, zipfile.ZipFile(wheel) as built:
+        assert sorted(archive.namelist()) == sorted(built.namelist())
+        (described,) = (name for name in archive.namelist() if name.endswith("/WHEEL"))
+        assert {"Root-Is-Purelib: true", "Tag: py3-none-any"} <= set(
+            archive.read(described).decode().splitlines()
+        )
 
 
 def test_the_wheel_is_used_without_the_server(wheel: Path) -> None:

@@ -248,8 +248,7 @@ def test_packages_without_torch(package: str) -> None:
 def test_the_client_stands_alone() -> None:
     """The package of the client imports nothing of the server, which has it only as `streamserve.client`."""
     modules = set().union(*map(imports, sorted((SOURCE.parent / "streamserve_client").rglob("*.py"))))
-    packages = {module.partition(".")[0] for module in modules}
-    assert packages - sys.stdlib_module_names == {"httpx"}
+    assert {name.partition(".")[0] for name in modules} - sys.stdlib_module_names == {"httpx"}
     users = {file.name for file in SOURCE.rglob("*.py") if "streamserve_client" in imports(file)}
     assert users == {"client.py"}
 

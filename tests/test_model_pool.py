@@ -121,7 +121,7 @@ def test_a_model_is_unloaded_when_asked_unless_it_is_in_use() -> None:
             pool.unload("0")
         assert refused.value.status == 409
         await loading
-        with pytest.raises(RequestError, match=r"'0' is in use: .* open: 1$"):
+        with pytest.raises(RequestError, match=r"'0' is in use: open .* streams: 1$"):
             pool.unload("0")
         assert fakes[0].loaded
         pool.release("0")

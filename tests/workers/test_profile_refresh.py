@@ -86,7 +86,7 @@ def make_rig(tmp_path: Path) -> Callable[..., Rig]:
 def test_an_unstable_profile_is_measured_again_when_the_worker_is_idle(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     rig = make_rig(stable=False, factor=30.0)  # more than other load changes a measurement
     assert COMMAND in caplog.text
     assert rig.wait() == WAIT, "the worker has been idle for too short a time"
@@ -97,6 +97,8 @@ def test_an_unstable_profile_is_measured_again_when_the_worker_is_idle(
     assert measured.cost.kv_bytes == rig.profile.cost.kv_bytes
     assert rig.refresher.profile == measured
     assert "measured again" in caplog.text
+    own = {record.levelno for record in caplog.records if record.name.endswith("profile_refresh")}
+    assert own == {logging.DEBUG}
     assert rig.engine.speculation.step_cost(1, 0) == pytest.approx(measured.cost(1)), (
         "the new profile is used from now on"
     )

@@ -161,7 +161,7 @@ class ModelPool:
         if model.state == "loading":
             raise RequestError(f"the model {name!r} is being loaded", status=409)
         if model.users:
-            text = f"the model {name!r} is in use: requests and prompt streams that are open: {model.users}"
+            text = f"the model {name!r} is in use: open requests and prompt streams: {model.users}"
             raise RequestError(text, status=409)
         if model.state == "loaded":
             self._unload(model)

@@ -41,7 +41,7 @@ class ProfileRefresher:
         self._pause = FIRST_SECONDS
         self._measuring: Remeasurement | None = None
         if profile and not profile.stable:
-            logger.info(
+            logger.debug(
                 "the profile of this model was measured while other processes were busy, or its rounds "
                 "differed: it is measured again when the worker is idle (or now, on a quiet machine: %s)",
                 command,
@@ -92,7 +92,7 @@ class ProfileRefresher:
             engine.speculation.step_cost.replace_prior(measured.cost.in_tokens(measured.kv_token_bytes))
             self.profile = measured
             changed = "changed" if contradicts(profile, measured) else "almost unchanged"
-            logger.info("measured again, %s: %s; stored in %s", changed, measured.summary, path)
+            logger.debug("measured again, %s: %s; stored in %s", changed, measured.summary, path)
 
     def _stop(self) -> None:
         """Free the measurement's buffers, and pause."""

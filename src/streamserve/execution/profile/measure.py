@@ -354,9 +354,11 @@ def load_or_measure_profile(
             with exclusive_measurement(store.folder, wait) as exclusive:
                 profile = store.read(subject_of(loaded))  # another process may have measured it meanwhile
                 if profile is None:
-                    log.info("measuring the model on this machine, once (--no-profile leaves it out)")
+                    began = time.perf_counter()
                     (profile,) = measure([(name, loaded)], QUICK, stable=exclusive)
-                    log.info("%s; stored in %s", profile.summary, store.write(profile))
+                    path, seconds = store.write(profile), time.perf_counter() - began
+                    log.info("measured this machine, once, in %.1f s (--no-profile leaves it out)", seconds)
+                    log.debug("%s; stored in %s", profile.summary, path)
         return profile
     except Exception as error:
         log.warning(

@@ -30,8 +30,8 @@ def checked_keep_alive(body: OllamaRequest, empty: bool, ignored: IgnoredFields)
         return
     if empty and _NOW.fullmatch(str(body.keep_alive)):
         _refuse(
-            "keep_alive: 0 asks to unload the model, which clients cannot: this server unloads idle models "
-            "when another one needs their memory, or after --idle-unload",
+            "keep_alive: 0 asks to unload the model: POST /admin/unload does that, with an admin key. Idle "
+            "models are unloaded when another one needs their memory, or after --idle-unload",
             "keep_alive",
         )
     ignored.add("keep_alive")
