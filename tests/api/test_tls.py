@@ -3,16 +3,21 @@
 import json
 import socket
 import ssl
+import time
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
 import trustme
 from websockets.sync.client import connect
 
+from streamserve.api.http.connection import Timeouts
+from streamserve.api.http.connection_limits import ConnectionLimits
+from streamserve.api.http.tls_listener import REFUSED_AT_ONCE
 from streamserve.system.tls import tls_context
-from tests.api.serving import TLS, ScriptedGenerator, Served, scripted
+from tests.api.serving import TLS, ScriptedGenerator, Served, scripted, until
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +72,58 @@ def test_an_old_version_of_tls_is_refused(secure: Served, tls: TLS) -> None:
     host, port = "127.0.0.1", int(secure.url.rpartition(":")[2])
     with socket.create_connection((host, port), timeout=20) as plain, pytest.raises((ssl.SSLError, OSError)):
         old.wrap_socket(plain)
+
+
+def closed(client: socket.socket) -> bool:
+    """Return whether the server has closed a connection."""
+    client.setblocking(False)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_connections_without_a_handshake_count(generator: ScriptedGenerator, tls: TLS) -> None:
+    limit, more = 4, 10
+    with scripted(generator, limits=ConnectionLimits(limit, limit), tls=tls) as server:
+        with ExitStack() as stack:
+            address = "127.0.0.1", int(server.url.rpartition(":")[2])
+            clients = [
+                stack.enter_context(socket.create_connection(address, timeout=20))
+                for _ in range(limit + REFUSED_AT_ONCE + more)
+            ]
+            until(lambda: sum(map(closed, clients)) >= more)
+            time.sleep(0.05)
+            assert sum(map(closed, clients)) == more
+        until(lambda: answers(server))
+
+
+def answers(server: Served) -> bool:
+    """Return whether a new connection is within the limits."""
+    try:
+        return server.http.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_handshake_that_does_not_begin_ends(generator: ScriptedGenerator, tls: TLS) -> None:
+    with (
+        scripted(generator, timeouts=Timeouts(0.2, 1.0), limits=ConnectionLimits(1, 1), tls=tls) as server,
+        socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20) as client,
+    ):
+        until(lambda: closed(client))
+        assert answers(server)
+
+
+def test_a_connection_too_many_is_told_so_after_its_handshake(generator: ScriptedGenerator, tls: TLS) -> None:
+    with scripted(generator, limits=ConnectionLimits(1, 1), tls=tls) as server:
+        assert server.http.get("/health").status_code == 200  # this connection stays open
+        refused = httpx.get(f"{server.url}/health", verify=tls.client)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        server.http.close()
+        until(lambda: httpx.get(f"{server.url}/health", verify=tls.client).status_code == 200)
 
 
 def test_plain_http_gets_no_reply_and_the_server_continues(secure: Served) -> None:

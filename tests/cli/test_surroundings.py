@@ -45,6 +45,16 @@ def test_without_standard_output_nothing_is_printed_and_nothing_fails(tmp_path: 
     assert generate(tmp_path, (0, 1, 2)) == ("", "")
 
 
+def test_a_deleted_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    deleted = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", deleted, "sh", *PLAIN, "version"],
+        capture_output=True, cwd=tmp_path, timeout=120, check=False, encoding="utf-8",
+    )  # fmt: skip
+    reason = "the current folder cannot be read (No such file or directory): change to another one"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"streamserve: {reason}\n")
+
+
 def refused_start(before: Callable[[], None]) -> str:
     """Return the output of a server that refuses to start, in a process that `before` has limited."""
     result = subprocess.run(

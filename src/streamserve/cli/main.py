@@ -7,6 +7,7 @@ status 2 means an invalid setting or checkpoint, 130 an interrupt by Ctrl-C.
 import asyncio
 import contextlib
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from streamserve.extras.batches.command import batch
 from streamserve.extras.bench.cli import bench
 from streamserve.extras.cluster.command import worker
 from streamserve.extras.models.command import models
+from streamserve.settings.options import SettingsError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,4 +59,16 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the locale's encoding may lack characters of a text
     with exit_on_error(), contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        check_folder()
         app()
+
+
+def check_folder() -> None:
+    """Raise SettingsError if the current folder was deleted: relative paths mean nothing there, and MKL finds
+    none of its libraries."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise SettingsError(
+            f"the current folder cannot be read ({error.strerror}): change to another one"
+        ) from error

@@ -76,7 +76,12 @@ def _group_bytes(proc: Path, groups: Path) -> list[int]:
     ]
     path = _entry_text(proc / "self/cgroup", "0::")
     if path is not None:
-        headroom += [_group_headroom(group, "memory.max", "memory.current") for group in _along(groups, path)]
+        # Above memory.high nothing is killed, but the kernel slows all processes of the group down.
+        headroom += [
+            _group_headroom(group, limit, "memory.current")
+            for group in _along(groups, path)
+            for limit in ("memory.max", "memory.high")
+        ]
     return [value for value in headroom if value is not None]
 
 

@@ -206,6 +206,24 @@ def version_1(group: str, limit: int, usage: int) -> dict[str, str]:
             350,
         ),
         (
+            INSIDE
+            | {
+                "groups/outer/inner/memory.max": "1000",
+                "groups/outer/inner/memory.high": "800",
+                "groups/outer/inner/memory.current": "300",
+            },
+            500,
+        ),
+        (
+            INSIDE
+            | {
+                "groups/outer/memory.max": "1000",
+                "groups/outer/memory.high": "max",
+                "groups/outer/memory.current": "300",
+            },
+            700,
+        ),
+        (
             MACHINE
             | {
                 "groups/memory/memory.limit_in_bytes": "1000",
@@ -224,7 +242,8 @@ def version_1(group: str, limit: int, usage: int) -> dict[str, str]:
         ),
     ],
     ids=[
-        "machine", "no limit", "own group", "group above", "over the limit", "cached files", "version 1",
+        "machine", "no limit", "own group", "group above", "over the limit", "cached files",
+        "slowed down above", "never slowed down", "version 1",
         "version 1: own group", "version 1: group above", "version 1: cached files",
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 run."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +136,30 @@ def test_the_output_is_not_the_input(model: Path, tmp_path: Path) -> None:
     assert run(model, tmp_path / "missing.jsonl").exit_code == 2
 
 
-def test_a_file_that_cannot_be_opened_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
-    nothing = tmp_path / "no" / "model"  # loading it would fail with another message
-    nothing.mkdir(parents=True)
-    (nothing / "config.json").write_text("{}")
+@pytest.fixture
+def nothing(tmp_path: Path) -> Path:
+    """A folder of a model whose loading would fail with another message."""
+    folder = tmp_path / "no" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_pipes_are_refused_before_the_model_is_loaded(nothing: Path, tmp_path: Path) -> None:
+    """A run reads its files several times, so that it would fail after it has computed."""
+    file, pipe = write(tmp_path / "requests.jsonl", *REQUESTS[:1]), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for arguments in ((pipe,), (file, "-o", str(pipe))):
+        done = run(nothing, *arguments)
+        assert (done.exit_code, done.output) == (
+            2,
+            f"streamserve: {pipe} is a pipe or a device: batches are continued from files\n",
+        )
+
+
+def test_a_file_that_cannot_be_opened_is_refused_before_the_model_is_loaded(
+    nothing: Path, tmp_path: Path
+) -> None:
     file = write(tmp_path / "requests.jsonl", *REQUESTS[:1])
     target = tmp_path / "nowhere" / "results"
     done = run(nothing, file, "-o", str(target))

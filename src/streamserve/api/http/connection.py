@@ -63,21 +63,37 @@ class HttpConnection(HttpToolsProtocol):
         self._write_timer = Timer(timeouts.write)
         self._closed_timer = Timer(CLOSED_SECONDS)
         self._entered = False
+        self._refusal: RequestError | None = None
+        self._address = ""
         self._header_bytes = 0
         self._in_headers = True
         self._started: RequestResponseCycle | None = None
         """The latest request that was started. `cycle` may be a later request, which waits for its end."""
+
+    def enter(self, client: tuple[str, int] | None) -> bool:
+        """Count the connection of `client`; return whether it is within the limits. To be called before a TLS
+        handshake; without one, `connection_made` calls it."""
+        self._address = address(client)
+        self._refusal = self._connections.enter(self._address)
+        self._entered = self._refusal is None
+        return self._entered
+
+    def leave(self) -> None:
+        """Remove the connection from the count; idempotent."""
+        if self._entered:
+            self._entered = False
+            self._connections.leave(self._address)
 
     # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection, or refuse it with an error."""
         super().connection_made(OpenTransport(transport))  # type: ignore[arg-type]
-        error = self._connections.enter(address(self.client))
-        if error:
-            send_error(self.transport, error)
+        if not self._entered and self._refusal is None:
+            self.enter(self.client)
+        if self._refusal is not None:
+            send_error(self.transport, self._refusal)
             return
-        self._entered = True
         self._read_timer.start(self._read_timed_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -86,8 +102,7 @@ class HttpConnection(HttpToolsProtocol):
         self._write_timer.stop()
         self._closed_timer.stop()
         self._received.clear()
-        if self._entered:
-            self._connections.leave(address(self.client))
+        self.leave()
         if self._started is not None and not self._started.response_complete:
             self._started.disconnected = True  # the base class only informs the request that arrived last
             self._started.message_event.set()

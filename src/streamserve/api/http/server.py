@@ -20,6 +20,7 @@ from streamserve.api.http.connection import HttpConnection, Timeouts
 from streamserve.api.http.connection_limits import ConnectionLimits, Connections
 from streamserve.api.http.drain import RequestGate
 from streamserve.api.http.slices import Slices
+from streamserve.api.http.tls_listener import TlsListener
 from streamserve.api.http.websocket import SocketProtocol
 from streamserve.system.stop_signals import stop_signals
 from streamserve.system.throttle import throttled
@@ -90,7 +91,7 @@ async def serve(
     """
     connections = Connections(limits or ConnectionLimits(), app.state.descriptors)
     config = _config(app, timeouts or Timeouts(), connections, max_message_bytes, tls)
-    server = _Server(config, app.state.drain, grace_seconds, stopping)
+    server = _Server(config, app.state.drain, grace_seconds, stopping, (timeouts or Timeouts()).read)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     try:
         with throttled(*_CLIENT_LOGGERS):
@@ -134,13 +135,19 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, drain: RequestGate, grace_seconds: float, stopping: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        drain: RequestGate,
+        grace_seconds: float,
+        stopping: Callable[[], None],
+        handshake_seconds: float,
     ) -> None:
         config.timeout_graceful_shutdown = math.ceil(grace_seconds)
         super().__init__(config)
         self._drain = drain
         self._grace_seconds = grace_seconds
         self._stopping = stopping
+        self._handshake_seconds = handshake_seconds
         self._draining: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -179,6 +186,25 @@ class _Server(uvicorn.Server):
             f"draining: {requests} {self._grace_seconds:g} seconds to finish; "
             "a second signal (Ctrl-C) ends them now"
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
+        context = self.config.ssl
+        if context is None or not sockets:
+            await super().startup(sockets)
+            return
+        await super().startup([])  # uvicorn accepts nothing
+
+        def new() -> HttpConnection:
+            connection: HttpConnection = self.config.http_protocol_class(  # type: ignore[assignment, call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return connection
+
+        self.servers = [
+            TlsListener(sock, context, new, self._handshake_seconds)  # type: ignore[misc]
+            for sock in sockets
+        ]
 
     async def _drain_and_end(self) -> None:
         """Wait for open requests, at most for the grace period, then for replies that are still being

@@ -1,6 +1,7 @@
 """Answers a file of requests with an AsyncLLM, in the way in which a server answers a batch."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ def run(settings: Settings, source: Path, target: Path) -> FileOutcome:
     loaded.
     """
     log_warnings(settings)
+    for path in (source, target):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise SettingsError(f"{path} is a pipe or a device: batches are continued from files")
     with _refusing(source, "read"):
         requests = source.open("rb")
     with requests:
@@ -83,7 +87,7 @@ def _checked(requests: BinaryIO, max_bytes: int) -> list[str]:
     except LineError as error:
         raise RequestError(f"{requests.name}, line {error.line}: {error.message}") from error
     if len(names) > len(set(names)):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         raise RequestError(f"{requests.name}: several requests have the custom_id {twice!r}")
     return names
 
