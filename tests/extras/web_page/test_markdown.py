@@ -18,11 +18,11 @@ export const formula = (source) => el("span", { text: source });
 """
 """A replacement of formula.js, which needs a browser."""
 
-CHARACTERS = 9_500
+CHARACTERS = 4_750
 """The length of the shorter texts that are measured. Paragraphs of more than 20,000 characters are not
 formatted."""
-GROWTH = 3.0
-"""Upper limit of the growth of time with twice the length: 2 if it is linear, 4 if it is quadratic."""
+GROWTH = 8.0
+"""Upper limit of the growth of time with four times the length: 4 if it is linear, 16 if it is quadratic."""
 COST = 40.0
 """Upper limit of the time in times of that of ordinary text of the same length."""
 
