@@ -97,7 +97,7 @@ def test_the_input_follows_the_grammar(agent: ScriptedGenerator, choice: str) ->
 
 def test_the_real_engine_generates_such_inputs(server: Served) -> None:
     for seed in range(3):
-        reply = server.client.chat.completions.create(
+        reply: Any = server.client.chat.completions.create(
             model="tiny", messages=MESSAGES, seed=seed, temperature=1.0, max_tokens=400,
             tools=[custom(r'^on "\d{4}"\n|never$', "regex")], tool_choice=NAMED,
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """The input of a custom tool follows its grammar in each call format, as the model writes it there."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def call(text: str) -> str:
     return json.dumps({"name": "apply_patch", "arguments": {"input": text}}, ensure_ascii=False)
 
 
-WRITTEN = {
+WRITTEN: dict[str, Callable[[str], str]] = {
     "hermes": lambda text: f"I edit.\n<tool_call>\n{call(text)}\n</tool_call>",
     "llama3_json": lambda text: call(text).replace('"arguments"', '"parameters"'),
     "mistral": lambda text: f"[TOOL_CALLS][{call(text)}]",

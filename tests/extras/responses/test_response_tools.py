@@ -38,13 +38,13 @@ SPAWN = {
 }
 WAIT = {"type": "function", "name": "wait", "strict": False, "parameters": {"type": "object"}}
 AGENTS = {"type": "namespace", "name": "multi_agent_v1", "description": "Agents.", "tools": [SPAWN, WAIT]}
-PATCH = {
+PATCH: Any = {
     "type": "custom",
     "name": "apply_patch",
     "description": "Edit files.",
     "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /.+/'},
 }
-DATE = {"type": "grammar", "syntax": "regex", "definition": r'on "\d{4}"\n|never'}
+DATE: Any = {"type": "grammar", "syntax": "regex", "definition": r'on "\d{4}"\n|never'}
 SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}}
 BUILT_IN = [{"type": "web_search", "external_web_access": True}, {"type": "image_generation"}]
 TOOLS = [SHELL, PATCH, *BUILT_IN, AGENTS, {"type": "local_shell"}]
