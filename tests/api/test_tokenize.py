@@ -67,7 +67,7 @@ def test_long_texts_are_decoded_too(hello: Served, tokenizer: Tokenizer) -> None
         ),
         ("/tokenize", {"prompt": "x" * 10_000}, "prompt", "maximum context length is 64 tokens"),
         ("/tokenize", {"messages": []}, "messages", "at least one message"),
-        ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template", "is not supported"),
+        ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template", "needs messages"),
         ("/detokenize", {}, "tokens", "tokens is required"),
         ("/detokenize", {"tokens": [5, 320]}, "tokens", "tokens has 320, but the vocabulary has 320"),
         ("/detokenize", {"tokens": [-1]}, "tokens", "tokens has -1"),

@@ -3,6 +3,8 @@ changed."""
 
 from typing import Any
 
+from streamserve import embedded
+
 SERVICE = "tcp://127.0.0.1:7799"
 
 CONTEXTS: dict[str, dict[str, Any]] = {
@@ -88,6 +90,7 @@ SERVED: dict[str, Any] = {
     "max_batch_folder_bytes": 8192,
     "max_batch_requests": 5,
     "batch_concurrency": 2,
+    "trust_request_chat_template": True,
     "tool_parser": "hermes",
     "reasoning_parser": "qwen3",
     "special_tokens_in_messages": True,
@@ -164,6 +167,7 @@ OF_TEXT: dict[str, Any] = {
     "kv_transport": "nixl",
     "kv_trusted_network": True,
     "lora": ("style=/some/folder",),
+    "chat_template": str(embedded.path("embedded") / "chat_template.jinja"),
     "max_loras": 2,
     "max_lora_rank": 8,
     "max_lora_bytes": 4096,

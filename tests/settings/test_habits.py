@@ -18,7 +18,7 @@ from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from streamserve.settings.several import resolve_served
 
-COMMAND = get_command(app)
+COMMAND: Any = get_command(app)
 NONE: dict[str, str] = {}
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'
 
@@ -178,6 +178,8 @@ SAID: list[tuple[str, Any, str]] = [
         "hf_overrides = {'rope_theta': 1}: config.json is not overridden: change it in a copy of the model's "
         "folder",
     ),
+    ("--hf-token", "hf_secret", "--hf-token: the environment variable `HF_TOKEN`"),
+    ("hf_token", "hf_secret", "hf_token: the environment variable `HF_TOKEN`"),
     ("--jinja", False, "--no-jinja: the model's chat template is always rendered"),
     ("enable_lora", "maybe", "enable_lora = 'maybe': must be true or false"),
 ]

@@ -7,7 +7,7 @@ from streamserve.cli.flags import FOREIGN, exit_on_error
 from streamserve.cli.help import GroupedCommand
 
 
-class Command(GroupedCommand):
+class CheckedCommand(GroupedCommand):
     """A command of `streamserve`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

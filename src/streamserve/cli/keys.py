@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamserve.cli.command import Command
+from streamserve.cli.command import CheckedCommand
 from streamserve.cli.flags import exit_on_error
 from streamserve.protocol.curve import KeyPair, read_key_pair, write_key_pair
 from streamserve.settings.options import SettingsError
@@ -17,7 +17,7 @@ keys = typer.Typer(
 )
 
 
-@keys.command("new", cls=Command)
+@keys.command("new", cls=CheckedCommand)
 @exit_on_error()
 def new_key(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="file to write; must not exist")],
@@ -42,7 +42,7 @@ def new_key(
     typer.echo(public.hex())
 
 
-@keys.command("show", cls=Command)
+@keys.command("show", cls=CheckedCommand)
 @exit_on_error()
 def show_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="the key file to read")]) -> None:
     """Print the public key of a key file."""

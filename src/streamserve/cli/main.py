@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from streamserve.cli.chat import chat
-from streamserve.cli.command import Command
+from streamserve.cli.command import CheckedCommand
 from streamserve.cli.doctor import doctor
 from streamserve.cli.draft import draft
 from streamserve.cli.early_signals import end_on_signals
@@ -47,7 +47,7 @@ def options(
 
 
 for command in (serve, generate, chat, batch, profile, draft, worker, doctor, version):
-    app.command(cls=Command)(command)
+    app.command(cls=CheckedCommand)(command)
 app.add_typer(models, name="models")
 app.add_typer(keys, name="keys")
 app.add_typer(bench, name="bench")

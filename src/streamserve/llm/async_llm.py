@@ -286,6 +286,10 @@ class AsyncLLM:
         self._cache_generation += 1
         return True
 
+    def _salted(self, cache_salt: str) -> str:
+        """Return the salt of a request, which differs after each `reset_prefix_cache`."""
+        return f"{cache_salt}\0{self._cache_generation}" if self._cache_generation else cache_salt
+
     async def generate(
         self,
         prompt: Prompt,
@@ -336,8 +340,7 @@ class AsyncLLM:
             await self.check_grammar(params.grammar, "grammar")
         if params.pooling and params.pooling.kind == "mean":
             cache_salt = f"{cache_salt}\0{request_id}"  # a cached prefix would have no hidden states
-        if self._cache_generation:
-            cache_salt = f"{cache_salt}\0{self._cache_generation}"
+        cache_salt = self._salted(cache_salt)
         fingerprint = self._adapters.named(options.adapter)
         keep = b""
         if self.settings.server.launcher == "join":
@@ -380,7 +383,7 @@ class AsyncLLM:
             [],
             params,
             options.priority,
-            options.cache_salt,
+            self._salted(options.cache_salt),
             open=True,
             answer_early=answer_early,
             adapter=self._adapters.named(options.adapter),

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any, Literal, NoReturn, TypeVar, cast
 
-from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
 from streamserve.llm.async_llm import AsyncLLM, new_request_id
 from streamserve.llm.chats import Conversation, Tools, encode, render_chat
@@ -76,9 +75,9 @@ class LLM:
     Close it, or use it in a `with` block, to free its memory; otherwise it is closed when it is
     garbage-collected, or at the latest at interpreter exit.
 
-    Takes the settings of `streamserve generate` as keyword arguments. Raises SettingsError for an invalid
-    setting, CheckpointError for a model that cannot be served, StartError if the worker exits before it is
-    ready.
+    Takes the settings of `streamserve generate` as keyword arguments, also under the names of vLLM and other
+    programs. Raises SettingsError for an invalid setting, CheckpointError for a model that cannot be served,
+    StartError if the worker exits before it is ready.
     """
 
     def __init__(self, model: str | None = None, *, config: str | None = None, **settings: Any) -> None:
@@ -241,7 +240,9 @@ class LLM:
 
         Raises RequestError if the model does not embed (task), and as `generate` does.
         """
-        config = self._embedding()
+        config = self._llm.embedding
+        if config is None:
+            raise RequestError('this model does not embed: give task="embed"', field="model")
         outputs = self.generate(prompts, embedding_params(config), use_tqdm=use_tqdm)
         return [
             EmbeddingRequestOutput(
@@ -270,7 +271,11 @@ class LLM:
             prompts = judging_prompts(self.tokenizer, scoring, pairs, instruction)
             outputs = self.generate(prompts, scoring.params, use_tqdm=use_tqdm)
             return [scored(output, scoring.score(output.pooled)) for output in outputs]
-        config = self._embedding()
+        config = self._llm.embedding
+        if config is None:
+            raise RequestError(
+                'this model neither scores nor embeds: give task="score" or "embed"', field="model"
+            )
         if instruction is not None:
             raise RequestError("instruction is for models that score: write it into the first text")
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -374,12 +379,6 @@ class LLM:
 
     def _rendered(self, chat: Conversation, **options: Any) -> TokensPrompt:
         return render_chat(self.tokenizer, self._llm.chat_template, chat, **options)
-
-    def _embedding(self) -> EmbeddingConfig:
-        """Return how the model embeds. Raises RequestError if it does not."""
-        if self._llm.embedding is None:
-            raise RequestError('this model does not embed: give task="embed"', field="model")
-        return self._llm.embedding
 
     def close(self) -> None:
         """Stop the workers and free all resources. Idempotent."""

@@ -18,7 +18,7 @@ from streamserve.text.output import ChoiceDelta
 from streamserve.text.tokenizer import Tokenizer
 
 
-class Engine(Protocol):
+class RequestRunner(Protocol):
     """What runs the requests: `AsyncLLM`."""
 
     tokenizer: Tokenizer
@@ -57,7 +57,7 @@ class ScriptRequest:
 
 
 async def outputs_of(
-    engine: Engine, request: ScriptRequest, kind: RequestOutputKind
+    engine: RequestRunner, request: ScriptRequest, kind: RequestOutputKind
 ) -> AsyncGenerator[RequestOutput, None]:
     """Yield the outputs of a request: `kind` says which. The last output is `finished`.
 
@@ -84,7 +84,7 @@ async def outputs_of(
     yield collector.output
 
 
-async def output_of(engine: Engine, request: ScriptRequest) -> RequestOutput:
+async def output_of(engine: RequestRunner, request: ScriptRequest) -> RequestOutput:
     """Return the whole output of a request."""
     async with aclosing(outputs_of(engine, request, RequestOutputKind.FINAL_ONLY)) as outputs:
         async for output in outputs:

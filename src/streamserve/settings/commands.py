@@ -33,8 +33,9 @@ files."""
 _REQUESTS = frozenset(
     {
         "served_model_name", "max_body_bytes", "max_memory_bytes", "strict_fields", "max_stored_responses",
-        "max_stored_response_bytes", "stored_response_ttl", "batch_concurrency", "tool_parser",
-        "reasoning_parser", "special_tokens_in_messages", "request_timeout",
+        "max_stored_response_bytes", "stored_response_ttl", "batch_concurrency",
+        "trust_request_chat_template", "tool_parser", "reasoning_parser", "special_tokens_in_messages",
+        "request_timeout",
     }
 )  # fmt: skip
 """Settings of requests in the API's format."""

@@ -114,8 +114,8 @@ NO_PAIRS = "give pairs, or prefill and decode"
 NEEDS = (
     Need(
         ("draft", "speculation_policy", "speculation_mode", "pairs", "prefill", "decode", "chat_template",
-         "tool_parser", "reasoning_parser", "slo_admission", "max_grammar_bytes", "grammar_timeout", "lora",
-         "max_loras", "max_lora_rank", "max_lora_bytes"),
+         "trust_request_chat_template", "tool_parser", "reasoning_parser", "slo_admission",
+         "max_grammar_bytes", "grammar_timeout", "lora", "max_loras", "max_lora_rank", "max_lora_bytes"),
         "a model that generates text",
         _generates,
         NO_TEXT,

@@ -151,6 +151,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: Annotated[
         str | None, about("file with a chat template in Jinja, in place of the model's own template")
     ] = None
+    trust_request_chat_template: Annotated[
+        bool,
+        about(
+            "let requests bring a chat template (chat_template); rendering one may take up to 30 seconds of "
+            "processor time, during which large requests wait"
+        ),
+    ] = False
     tool_parser: Annotated[
         ToolFormatName, about("format of the model's tool calls; auto: detected from its chat template")
     ] = "auto"

@@ -28,8 +28,8 @@ from streamserve.settings.server_config import ServerConfig
 OF_MODELS = frozenset(
     {
         "model", "served_model_name", "lora", "idle_unload", "max_requests", "max_waiting_tokens",
-        "chat_template", "tool_parser", "reasoning_parser", "special_tokens_in_messages", "max_grammar_bytes",
-        "grammar_timeout", "stuck_after", "workers",
+        "chat_template", "trust_request_chat_template", "tool_parser", "reasoning_parser",
+        "special_tokens_in_messages", "max_grammar_bytes", "grammar_timeout", "stuck_after", "workers",
         "pairs", "max_workers", "prefill", "decode", "prefill_max_num_seqs", "prefill_max_num_batched_tokens",
         "prefill_max_chunk", "decode_max_num_seqs", "decode_max_num_batched_tokens", "decode_max_chunk",
         "router", "continue_tokens", "kv_transport", "kv_bytes_per_second",

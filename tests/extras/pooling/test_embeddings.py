@@ -287,6 +287,22 @@ def test_a_script_embeds(folder: Path, server: Served) -> None:
             llm.generate("a", SamplingParams(), use_tqdm=False)
 
 
+def test_a_script_scores_with_the_overrides_of_vllm(tmp_path: Path) -> None:
+    folder, (query, *documents) = make_judge(tmp_path / "judge"), TEXTS
+    overrides = {"classifier_from_token": ["no", "yes"]}
+    with LLM(str(folder), hf_overrides=overrides, **QUICK) as llm:
+        outputs = llm.score(query, documents, use_tqdm=False)
+        (other,) = llm.score([query], [documents[0]], instruction="Find code", use_tqdm=False)
+        judge, tokenizer = llm._llm.scoring, llm.tokenizer
+    assert judge is not None
+    for output, document in zip(outputs, documents, strict=True):
+        ids = tokenizer.encode_prompt(judge.prompt(query, document), False)
+        assert output.prompt_token_ids == ids
+        expected = reference_logits(folder, ids)[[judge.no, judge.yes]].softmax(0)[1]
+        assert output.outputs.score == pytest.approx(float(expected), abs=1e-4)
+    assert other.outputs.score != outputs[0].outputs.score
+
+
 async def test_the_async_client_embeds(server: Served) -> None:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         replies = await asyncio.gather(*(client.embeddings.create(model="small", input=t) for t in TEXTS))

@@ -17,10 +17,10 @@ from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
 from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.api.prompt import EncodedPrompt
-from streamserve.protocol.errors import RequestError, context_overflow
+from streamserve.protocol.errors import CheckpointError, RequestError, context_overflow
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.chat import require
+from streamserve.text.chat import Renderer, given_template, require
 from streamserve.text.harmony import HarmonyParser
 from streamserve.text.message import MessageParser, OutputReader
 from streamserve.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
@@ -93,7 +93,7 @@ def rendered(
         _check_length(llm, messages)
     recognized = context.settings.special_tokens_in_messages
     return render_conversation(
-        require(llm.chat_template),
+        _renderer(context, body.chat_template),
         messages,
         (lambda text: ()) if recognized else llm.tokenizer.special_spans,
         tools=tools.rendered if tools else None,
@@ -101,6 +101,25 @@ def rendered(
         continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
     )
+
+
+def _renderer(context: AppContext, template: str | None) -> Renderer:
+    """Return the model's template, or the `template` of a request. Raises RequestError if the model has none,
+    if the operator does not allow templates of requests, or if the request's template does not compile."""
+    llm = context.llm
+    if template is None:
+        return require(llm.chat_template)
+    if not context.settings.trust_request_chat_template:
+        raise RequestError(
+            "chat_template: this server renders conversations with its own template only: leave it out, or "
+            "start the server with --trust-request-chat-template",
+            field="chat_template",
+        )
+    try:
+        llm.tokenizer.check_takes_template()
+    except CheckpointError as error:
+        raise RequestError(str(error), field="chat_template") from error
+    return given_template(template, tuple(llm.tokenizer.special_tokens.items()))
 
 
 def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
@@ -132,7 +151,8 @@ async def chat_prompt(
         charge.set(before)
         return rendered(context, body, charge, tools)
 
-    conversation = await context.side_thread.render(before > LARGE_REQUEST, render)
+    large = before > LARGE_REQUEST or body.chat_template is not None  # compiling a template takes long, too
+    conversation = await context.side_thread.render(large, render)
     if ignored is not None:
         for name, warning in conversation.warnings.items():
             ignored.add(name, warning)

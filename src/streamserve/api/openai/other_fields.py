@@ -65,7 +65,6 @@ REFUSED: Values = {
 
 REFUSED_IN_CHATS: Values = {
     "audio": (),
-    "chat_template": (),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -173,6 +172,7 @@ OTHER_IN_STREAMS = OtherFields(
         **OTHER_IN_CHATS.without_effect,
         "add_generation_prompt": (True,),
         "best_of": (),
+        "chat_template": (),
         "continue_final_message": (False,),
         "prompt": (),
     },

@@ -254,6 +254,13 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     continue_final_message: Annotated[
         bool, about("continue the last message; requires add_generation_prompt false")
     ] = False
+    chat_template: Annotated[
+        str | None,
+        about(
+            "a chat template in Jinja in place of the model's own; refused unless the server has "
+            "trust_request_chat_template"
+        ),
+    ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None

@@ -41,6 +41,10 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     return_token_strs: Annotated[bool, about("return the tokens as written in the vocabulary, too")] = False
     add_generation_prompt: Annotated[bool, about("with messages: open the assistant's message")] = True
     continue_final_message: Annotated[bool, about("with messages: leave the last message open")] = False
+    chat_template: Annotated[
+        str | None,
+        about("with messages: a chat template in Jinja in place of the model's own, if the server allows it"),
+    ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("with messages: further variables for the chat template")
     ] = None
@@ -71,8 +75,14 @@ class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-_OTHER = OtherFields(refused={"chat_template": ()}, without_effect={"mm_processor_kwargs": ({},)})
-_OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+_OTHER = OtherFields(without_effect={"mm_processor_kwargs": ({},)})
+_OF_CONVERSATIONS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "tools",
+)
 
 
 async def tokenize(context: AppContext, request: Request) -> Response:
@@ -140,6 +150,7 @@ async def _prompt(
         messages=body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
         add_special_tokens=bool(body.add_special_tokens),
         tools=body.tools or [],

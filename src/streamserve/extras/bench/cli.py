@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamserve.cli.command import Command
+from streamserve.cli.command import CheckedCommand
 from streamserve.cli.flags import Flags, with_flags
 from streamserve.extras.bench.errors import BenchError
 from streamserve.extras.bench.options import BenchOptions
@@ -16,7 +16,7 @@ bench = typer.Typer(help="Benchmark servers over HTTP.", no_args_is_help=True, r
 PARTS = {part.name: part.type for part in msgspec.structs.fields(BenchOptions)}
 
 
-@bench.command(cls=Command)
+@bench.command(cls=CheckedCommand)
 @with_flags({name.capitalize(): options(struct) for name, struct in PARTS.items()})
 def serve(
     more_targets: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from streamserve.cli.command import Command
+from streamserve.cli.command import CheckedCommand
 from streamserve.cli.flags import exit_on_error
 from streamserve.extras.models.cached_models import list_models, pull, remove, show
 from streamserve.protocol.errors import CheckpointError
@@ -19,10 +19,10 @@ models = typer.Typer(
     rich_markup_mode=None,
 )
 for command, name in ((pull, "pull"), (list_models, "list"), (show, "show"), (remove, "rm")):
-    models.command(name, cls=Command)(command)
+    models.command(name, cls=CheckedCommand)(command)
 
 
-@models.command("inflate", cls=Command)
+@models.command("inflate", cls=CheckedCommand)
 @exit_on_error()
 def inflate_model(
     source: Annotated[
@@ -55,7 +55,7 @@ def inflate_model(
     _print_size(out)
 
 
-@models.command("quantize", cls=Command)
+@models.command("quantize", cls=CheckedCommand)
 @exit_on_error()
 def quantize_model(
     source: Annotated[

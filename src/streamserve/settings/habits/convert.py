@@ -108,7 +108,7 @@ def adapters(value: Any, given: Mapping[str, Any]) -> Meaning:
 
 
 def enabled_adapters(value: Any, given: Mapping[str, Any]) -> Meaning:
-    """Convert vLLM's switch for LoRA: there is room for one adapter unless the number or the adapters are
+    """Convert vLLM's switch for LoRA: one adapter can be loaded unless the number or the adapters are
     given."""
     named = {"lora", "lora_modules", "max_loras", "--lora", "--lora-modules"}.intersection(given)
     return Meaning({} if named or not is_on(value) else {"max_loras": 1})

@@ -18,7 +18,8 @@ SAME: dict[Program, tuple[str, ...]] = {
     "vllm": (
         "host", "port", "api_key", "served_model_name", "max_num_seqs", "max_num_batched_tokens",
         "tensor_parallel_size", "device", "block_size", "enable_prefix_caching", "swap_space", "max_loras",
-        "max_lora_rank", "chat_template", "ssl_certfile", "ssl_keyfile", "otlp_traces_endpoint",
+        "max_lora_rank", "chat_template", "trust_request_chat_template", "ssl_certfile", "ssl_keyfile",
+        "otlp_traces_endpoint",
     ),
     "sglang": (
         "host", "port", "api_key", "served_model_name", "dtype", "device", "ssl_certfile", "ssl_keyfile",
@@ -28,6 +29,9 @@ SAME: dict[Program, tuple[str, ...]] = {
     "ollama": (),
 }  # fmt: skip
 """Settings with the same name and meaning in another program."""
+
+
+_SECRET = ("--hf-token", "hf_token")
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,9 @@ def _meant(
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return a name and its value as they were given."""
+    """Return a name and its value as they were given; the name alone if the value is secret."""
+    if name in _SECRET:
+        return name
     if not name.startswith("-"):
         return f"{name} = {value!r:.80}"
     if isinstance(value, bool):
