@@ -22,7 +22,7 @@ from streamserve.settings.cluster import resolve_join
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from tests.api.reports import REPORT
-from tests.deploying import DEPLOY, KUBERNETES, KUBERNETES_VERSION, documents, named, options
+from tests.deploying import DEPLOY, KUBERNETES, KUBERNETES_VERSION, ROOT, documents, named, options
 from tests.extras.cluster.fakes import key_file
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
@@ -184,7 +184,7 @@ def test_the_compose_file_names_what_it_defines() -> None:
 
 
 def test_systemd_leaves_the_workers_to_the_server() -> None:
-    guide = (DEPLOY.parent / "docs" / "operations" / "running.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "operations" / "running.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```ini\n(.*?)```", guide, re.DOTALL)
     for unit in (example, *(unit.read_text(encoding="utf-8") for unit in UNITS)):
         assert {"KillMode=mixed", "OOMPolicy=continue"} <= set(unit.splitlines())

@@ -1,4 +1,4 @@
-"""A service goes on when no process reads its output, and other commands say what is wrong in one line."""
+"""A service goes on when its output cannot be written, and other commands say what is wrong in one line."""
 
 import os
 import subprocess

@@ -17,7 +17,7 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(pipe: Path, content: bytes) -> threading.Thread:
-    """Write to a pipe in another thread, once a process reads it."""
+    """Write to a pipe in another thread, once it is read."""
     thread = threading.Thread(target=pipe.write_bytes, args=(content,))
     thread.start()
     return thread

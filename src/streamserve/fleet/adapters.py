@@ -18,12 +18,13 @@ from streamserve.protocol.messages import AdapterLoaded, LoadAdapter, UnloadAdap
 @dataclass
 class AdapterState:
     """An adapter in the folder `path`. `waiting` are the workers that have not answered yet, `loaded` the
-    workers that have it. `error` is why a worker could not load it. An adapter that is `leaving` takes no new
-    requests."""
+    workers that have it, `failed` those that could not load it: its files may have changed before they were
+    restarted. `error` is why. An adapter that is `leaving` takes no new requests."""
 
     path: str
     waiting: set[str] = field(default_factory=set)
     loaded: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
     error: str = ""
     leaving: bool = False
 
@@ -49,6 +50,14 @@ class AdapterBook:
         state = self.adapters.get(fingerprint)
         return not fingerprint or (state is not None and not state.leaving)
 
+    def lacking(self, fingerprint: str) -> tuple[frozenset[str], ...]:
+        """Return sets of workers to avoid for requests with an adapter, the best first: workers that do not
+        have it now, and workers that could not load it. Empty for the base model."""
+        state = self.adapters.get(fingerprint)
+        if state is None:
+            return ()
+        return frozenset(state.waiting | state.failed), frozenset(state.failed)
+
     def add(self, adapter: Adapter) -> None:
         """Load an adapter at all workers that are ready and do not have it."""
         state = self.adapters.setdefault(adapter.fingerprint, AdapterState(adapter.path))
@@ -70,6 +79,7 @@ class AdapterBook:
         state.waiting.discard(worker)
         if answer.error:
             state.error = answer.error
+            state.failed.add(worker)
         else:
             state.loaded.add(worker)
 
@@ -78,6 +88,7 @@ class AdapterBook:
         for state in self.adapters.values():
             state.waiting.discard(worker)
             state.loaded.discard(worker)
+            state.failed.discard(worker)
 
     def remove(self, fingerprint: str) -> None:
         """Accept no new requests for an adapter; `sweep` unloads it."""
@@ -97,4 +108,5 @@ class AdapterBook:
     def _load(self, worker: str, fingerprint: str) -> None:
         state = self.adapters[fingerprint]
         state.waiting.add(worker)
+        state.failed.discard(worker)
         self._commands.append(Send(worker, LoadAdapter(fingerprint, state.path)))

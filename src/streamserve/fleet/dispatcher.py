@@ -9,6 +9,7 @@ A request's record and the load records of its workers change together, here alo
 from functools import lru_cache
 from itertools import count
 
+from streamserve.fleet.adapters import AdapterBook
 from streamserve.fleet.admission import WaitingPrompts
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Command, Deliver, Open, Refuse, Send
@@ -42,6 +43,7 @@ class Dispatcher:
         availability: Availability,
         placement: Placement,
         quarantine: Quarantine,
+        adapters: AdapterBook,
         max_attempts: int,
         slo_admission: bool,
         commands: list[Command],
@@ -52,6 +54,7 @@ class Dispatcher:
         self._workers = availability.workers
         self._placement = placement
         self._quarantine = quarantine
+        self._adapters = adapters
         self._max_attempts = max_attempts
         self._slo_admission = slo_admission
         self._commands = commands
@@ -155,7 +158,18 @@ class Dispatcher:
             return self._placement.choose(request, now, only=trial.workers)
         if not request.placeable:
             return None
-        return self._placement.choose(request, now, without=self._quarantine.reserved(now), stay=stay)
+        without = self._quarantine.reserved(now) | self._lacking(request.opened.adapter)
+        return self._placement.choose(request, now, without=without, stay=stay)
+
+    def _lacking(self, adapter: str) -> frozenset[str]:
+        """Return the workers to avoid because they do not have an adapter, if others can serve without
+        them."""
+        availability = self._availability
+        taking = {name for name in availability.workers if availability.takes_new(name)} if adapter else set()
+        for lacking in self._adapters.lacking(adapter):
+            if availability.placing.complete(taking - lacking):
+                return lacking
+        return frozenset()
 
     def _assign(self, request: OpenRequest, route: WorkerRoute, now: float) -> None:
         """Send a request to its worker. If the first token waits for the decision of the decode worker, send

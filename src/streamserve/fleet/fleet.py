@@ -87,13 +87,13 @@ class Fleet:
         self.availability = self.supervisor.availability
         self.quarantine = Quarantine(self.availability.candidate_of, config.max_attempts)
         self.placement = Placement(self.availability, config.router, config.continue_tokens)
+        self.adapters = AdapterBook(config.adapters, self.workers, self.commands)
         self.dispatcher = Dispatcher(
-            self.availability, self.placement, self.quarantine, config.max_attempts, config.slo_admission,
-            self.commands,
+            self.availability, self.placement, self.quarantine, self.adapters, config.max_attempts,
+            config.slo_admission, self.commands,
         )  # fmt: skip
         self.requests = self.dispatcher.requests
         self.transfers = KVTransfers(self.availability, self.requests, self.commands)
-        self.adapters = AdapterBook(config.adapters, self.workers, self.commands)
         self.kept = KeptOutputStore()
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._delivery = Delivery(
@@ -289,6 +289,7 @@ class Fleet:
                 self.kept.add(event.message, now)
             case AdapterLoaded():
                 self.adapters.answered(event.worker, event.message)
+                self.dispatcher.place_waiting(now)
             case Failed():
                 self.supervisor.fail(event.worker, event.message)
                 self.supervisor.outdated(now)

@@ -9,11 +9,14 @@ would hold descriptors that no limit counts.
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Callable
 
 from streamserve.api.http.connection import HttpConnection
+
+_log = logging.getLogger(__name__)
 
 REFUSED_AT_ONCE = 16
 """Maximum number of handshakes at once beyond the limits. Their descriptors are not counted."""
@@ -48,22 +51,28 @@ class TlsListener:
         await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, client = await loop.sock_accept(self._socket)
+                await self._accept_one()
             except OSError:  # the client is gone already, or there are no descriptors
                 await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            connection = self._new()
-            within = connection.enter(client[:2])
-            if not within and self._refused >= REFUSED_AT_ONCE:
-                accepted.close()
-                continue
-            self._refused += not within
-            task = loop.create_task(self._shake(accepted, connection, within))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            except Exception:
+                _log.exception("a connection could not be accepted")
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _accept_one(self) -> None:
+        """Accept a connection, and begin its handshake. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        accepted, client = await loop.sock_accept(self._socket)
+        connection = self._new()
+        within = connection.enter(client[:2])
+        if not within and self._refused >= REFUSED_AT_ONCE:
+            accepted.close()
+            return
+        self._refused += not within
+        task = loop.create_task(self._shake(accepted, connection, within))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
 
     async def _shake(self, accepted: socket.socket, connection: HttpConnection, within: bool) -> None:
         """Make a connection's TLS handshake. If it fails, the connection does not count any more."""
