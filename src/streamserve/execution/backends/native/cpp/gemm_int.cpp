@@ -16,6 +16,10 @@
 //                                                                           high: k of its second half
 //   s, m     [n/64][k/group][64] float32, or s in 16 bits and zero points in 8, or s in 8 bits (ScaleType)
 //
+// Scales of two levels are products of a number of 8 bits and a scale in 16 bits that 256 k share. Of these k, [n/64]
+// [k/256] has [64] scales in 16 bits and then [256/group][64] numbers in 8 bits; likewise for m. A product has at most
+// 19 bits, so it is exact in float32, and the results have the same bits as with scales in float32.
+//
 // Numbers of 4 bits may be indices of a table of 16 numbers of 8 bits. Then q are the table's numbers, with
 // the offset 128, and the results have the same bits as with a weight that stores them in 8 bits.
 //
@@ -457,9 +461,14 @@ class RoundedRows {
         using V = D::V;
         V scale_of_row = V::set(scales_[g]), sum_of_row = V::set(row_sums_[g]);
         tables_.fetch(next, g);
+        if (tables_.starts_level(g)) tables_.widen_level<D>(panel, g, group_scales_, group_offsets_);
         UNROLLED for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
             V s[D::at_once], m[D::at_once];
-            tables_.load<D, ZEROS>(panel, g, column, s, m);
+            if (w_.scale_type == SCALE_LEVELS) {
+                tables_.load_numbers<D, ZEROS>(panel, g, column, group_scales_, group_offsets_, s, m);
+            } else {
+                tables_.load<D, ZEROS>(panel, g, column, s, m);
+            }
             UNROLLED for (int i = 0; i < D::at_once; i++) {
                 float* y = sums_ + column + i * D::lanes;
                 V t = scaled<D, ZEROS>(s[i], m[i], sums(column / D::lanes + i), sum_of_row);
