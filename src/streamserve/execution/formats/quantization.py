@@ -24,6 +24,9 @@ GROUPS = (32, 64, 128)
 MAX_INPUTS = (2**31 - 1) // (255 * 127)
 """Maximum inputs of a group: up to it no sum of 8-bit products overflows 32 bits."""
 
+LEVEL_INPUTS = 256
+"""Number of inputs that share the upper level of scales of two levels."""
+
 SHRINK = (0.95, 0.9)
 """Parts of a group's range that are tried for weights with zero points. The range with the smallest squared
 error is taken."""
@@ -54,7 +57,8 @@ class WeightFormat:
     """A quantized format: numbers of `bits` (8 or 4) bits, and a scale for each `group` of inputs (None: for
     all inputs of an output). `symmetric`: without zero points or minimums. `floating`: the numbers are e4m3,
     with 8 bits and symmetric. `precise`: with minimums, or scales that do not fit into 16 bits. `table`: the
-    numbers are 4-bit indices of this table, and symmetric."""
+    numbers are 4-bit indices of this table, and symmetric. `levels`: each scale and minimum is a product of
+    an integer of 8 bits with a float16 that LEVEL_INPUTS inputs share; such a format is also precise."""
 
     bits: int
     group: int | None
@@ -62,6 +66,7 @@ class WeightFormat:
     floating: bool = False
     precise: bool = False
     table: Table | None = None
+    levels: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.group or 'channel'}"
@@ -88,13 +93,17 @@ class WeightFormat:
         """Return the number of groups that `inputs` inputs have."""
         return -(-inputs // self.group) if self.group else 1
 
-    def nbytes(self, outputs: int, inputs: int) -> int:
+    def nbytes(self, outputs: int, inputs: int, two_levels: bool = True) -> int:
         """Return the bytes of a weight [outputs, inputs] with its scales and offsets. A checkpoint whose
-        scales need 32 bits in a format that is not `precise` takes more."""
-        tables = 4 * (1 if self.symmetric else 2) if self.wide_tables else 2 + (not self.symmetric)
+        scales need 32 bits in a format that is not `precise` takes more. `two_levels`: scales of two levels
+        are stored as by the CPU kernels, otherwise as products in float32."""
+        numbers, tables = inputs * self.bits // 8, 1 if self.symmetric else 2
+        if self.levels and two_levels:
+            return outputs * (numbers + tables * (self.groups(inputs) + 2 * -(-inputs // LEVEL_INPUTS)))
+        size = 4 * tables if self.wide_tables else 1 + tables
         if self.table == "mxfp4":
-            tables = 1  # powers of two
-        return outputs * (inputs * self.bits // 8 + tables * self.groups(inputs))
+            size = 1  # powers of two
+        return outputs * (numbers + size * self.groups(inputs))
 
     @property
     def wide_tables(self) -> bool:
@@ -292,6 +301,7 @@ def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
         min(format.group or MAX_INPUTS for format in formats),
         all(format.symmetric for format in formats),
         precise=mixed or any(format.precise for format in formats),
+        levels=all(format.levels for format in formats),
         table=tables.pop() if len(tables) == 1 else None,
     )
 

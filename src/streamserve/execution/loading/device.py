@@ -213,7 +213,7 @@ def load_on_device(
     part = replace(source, spec=shard_spec(spec, config.tensor_parallel_size))
     sizes = plan_memory(
         part, budget_bytes(device, memory_share), False, available_bytes(), KV_FRACTION,
-        reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
+        reserve_bytes(spec, source.dtype, config.max_num_batched_tokens), two_levels=False,
     )  # fmt: skip
     if allocate:
         check_landing(sizes, int(available_bytes() * memory_share))
@@ -254,7 +254,7 @@ def _load(
     return Loaded(
         DeviceExecutor(runner, spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
-        model_info(source, sizes, False, False, _backend_name(device, 1)),
+        model_info(source, sizes, False, False, _backend_name(device, 1), two_levels=False),
         sizes.blocks * sizes.block_bytes,
         model,
         None,
@@ -319,7 +319,15 @@ def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
     return Loaded(
         DeviceExecutor(leading, spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
-        model_info(source, sizes, False, False, _backend_name(device, degree), notice=notice(device, degree)),
+        model_info(
+            source,
+            sizes,
+            False,
+            False,
+            _backend_name(device, degree),
+            notice=notice(device, degree),
+            two_levels=False,
+        ),
         sizes.blocks * sizes.block_bytes,
         model,
         None,

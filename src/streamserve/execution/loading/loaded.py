@@ -217,14 +217,15 @@ def plan_memory(
     reserve: int = 0,
     share: float = 1.0,
     weights_shared: bool = False,
+    two_levels: bool = True,
 ) -> PoolSizes:
     """Return the sizes of the KV pools that fit into a worker's `share` of `free` bytes with the weights and
     `reserve` bytes. By default the KV cache takes `fraction` of the rest. With `weights_shared` all
     workers have one copy of the weights, otherwise each has its own. The host pool is in the same memory,
-    unless `swap_memory` gives the bytes of another one. Raises CheckpointError, which names the flag to
-    change."""
+    unless `swap_memory` gives the bytes of another one. `two_levels`: see WeightFormat.nbytes. Raises
+    CheckpointError, which names the flag to change."""
     config, dtype, draft = source.config, source.dtype, source.draft.spec
-    weights = weight_bytes(source.spec, dtype, tied_head_copied, source.format, source.head)
+    weights = weight_bytes(source.spec, dtype, tied_head_copied, source.format, source.head, two_levels)
     draft_weights = weight_bytes(draft, dtype, tied_head_copied) if draft else 0
     # Shared weights are subtracted before the division among workers, private ones after it.
     if not weights_shared:
@@ -298,17 +299,18 @@ def model_info(
     backend: str,
     numerics_class: str = "",
     notice: str = "",
+    two_levels: bool = True,
 ) -> ModelInfo:
     """Return the model's info for clients. `backend` names the implementation that computes it. ModelInfo
-    describes the other arguments."""
-    spec = source.spec
+    describes the other arguments, `two_levels` is as for plan_memory."""
+    spec, dtype = source.spec, source.dtype
     return ModelInfo(
         architecture=spec.architecture,
         parameters=count_parameters(spec),
         vocab_size=spec.vocab_size,
         max_model_len=sizes.max_model_len,
         eos_token_ids=spec.eos_token_ids,
-        weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied, source.format, source.head),
+        weight_bytes=weight_bytes(spec, dtype, tied_head_copied, source.format, source.head, two_levels),
         dtype=source.dtype_name,
         backend=backend,
         numerics_class=numerics_class,

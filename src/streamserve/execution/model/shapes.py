@@ -128,14 +128,16 @@ def matrix_bytes(
     itemsize: int,
     format: WeightFormat | None = None,
     of: Callable[[str], bool] = lambda module: True,
+    two_levels: bool = True,
 ) -> int:
     """Return the bytes of the loaded layers' matrices for whose modules `of` is true. A weight takes
-    `itemsize` bytes, unless the matrix is stored quantized or rounded to `format`."""
+    `itemsize` bytes, unless the matrix is stored quantized or rounded to `format`. `two_levels`: see
+    WeightFormat.nbytes."""
     total = 0
     for module, shape in matrix_shapes(spec).items():
         loaded = _loaded_format(spec, module, format)
         if of(module):
-            total += loaded.nbytes(*shape) if loaded else math.prod(shape) * itemsize
+            total += loaded.nbytes(*shape, two_levels) if loaded else math.prod(shape) * itemsize
     return total
 
 
@@ -148,10 +150,13 @@ def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) ->
     return stored.weights if stored else None
 
 
-def head_bytes(spec: ModelSpec, itemsize: int, head: WeightFormat | None = None) -> int:
-    """Return the bytes of the head's matrix: in the format `head`, or with `itemsize` bytes a weight."""
+def head_bytes(
+    spec: ModelSpec, itemsize: int, head: WeightFormat | None = None, two_levels: bool = True
+) -> int:
+    """Return the bytes of the head's matrix: in the format `head`, or with `itemsize` bytes a weight.
+    `two_levels`: see WeightFormat.nbytes."""
     if head:
-        return head.nbytes(spec.vocab_size, spec.hidden_size)
+        return head.nbytes(spec.vocab_size, spec.hidden_size, two_levels)
     return spec.vocab_size * spec.hidden_size * itemsize
 
 
@@ -161,19 +166,22 @@ def weight_bytes(
     tied_head_copied: bool,
     format: WeightFormat | None = None,
     head: WeightFormat | None = None,
+    two_levels: bool = True,
 ) -> int:
     """Return the bytes of the loaded weights. The layers' matrices are rounded to `format` unless they are
     stored quantized; the head is in the format `head`. `tied_head_copied`: a tied head is stored in addition
-    to the embedding. A head in a quantized format is always stored in addition."""
+    to the embedding. A head in a quantized format is always stored in addition. `two_levels`: see
+    WeightFormat.nbytes."""
     size, shapes = dtype.itemsize, weight_shapes(spec)
     others = count_parameters(spec) - layer_matrices(spec)
     if not spec.tied_embeddings:
         others -= spec.vocab_size * spec.hidden_size
     shared = spec.tied_embeddings and not tied_head_copied and head is None
-    own_head = 0 if shared else head_bytes(spec, size, head)
+    own_head = 0 if shared else head_bytes(spec, size, head, two_levels)
     routers = sum(math.prod(shapes[f"{module}.weight"]) for module in router_modules(spec))  # in float32
     wider = routers * (torch.float32.itemsize - size)
-    return others * size + wider + own_head + matrix_bytes(spec, size, format)
+    layers = matrix_bytes(spec, size, format, two_levels=two_levels)
+    return others * size + wider + own_head + layers
 
 
 def is_stacked(spec: ModelSpec, module: str) -> bool:

@@ -31,6 +31,7 @@ from streamserve.execution.formats.quantization import (
     quantize,
     widen,
 )
+from tests.execution.backends.native.integer_reference import reference
 from tests.execution.backends.native.paths import EVERY_PATH
 from tests.ggufs import SCALES, Type, random_blocks
 
@@ -175,6 +176,15 @@ def unpacked(weight: BlockWeight) -> QuantizedWeight:
     return join(parts)
 
 
+def products(linear: NativeLinear, name: str) -> torch.Tensor:
+    """Return the scales or offsets [out / 64, groups, 64] that a table of two levels stands for."""
+    table = linear._tensors[name]
+    panels, supers, _ = table.shape
+    upper = table[:, :, :128].contiguous().view(torch.float16).float()
+    numbers = table[:, :, 128:].contiguous().view(torch.int8).float()
+    return (upper[:, :, None] * numbers.view(panels, supers, -1, 64)).flatten(1, 2)
+
+
 @pytest.mark.each_pair
 @pytest.mark.parametrize("path", [Path.PORTABLE, Path.AVX2, Path.AVX512])
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in FORMATS), *KINDS], ids=" ".join)
@@ -188,10 +198,47 @@ def test_blocks_are_packed_like_their_integers(pool, path, kinds, rows, paired):
     threads = pool(2, path)
     linear = NativeLinear(threads, weight, paired=paired)
     expected = NativeLinear(threads, unpacked(weight), paired=paired)
-    assert_same(linear, expected)
-    for name in ("bits", "group", "scale_type"):
+    assert (linear.struct.scale_type == ScaleType.LEVELS) == weight.format.levels
+    if weight.format.levels:
+        for name in ("scales", "offsets"):
+            if name in expected._tensors:
+                assert torch.equal(products(linear, name), expected._tensors[name])
+        assert torch.equal(linear._tensors["weight"], expected._tensors["weight"])
+        assert linear._tensors.keys() == expected._tensors.keys()
+        assert linear.nbytes < expected.nbytes
+    else:
+        assert_same(linear, expected)
+        assert linear.struct.scale_type == expected.struct.scale_type
+    for name in ("bits", "group", "k_padded"):
         assert getattr(linear.struct, name) == getattr(expected.struct, name)
     assert linear.quantized
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in FORMATS), ("Q4_K", "Q6_K")], ids=" ".join)
+@pytest.mark.parametrize("count", [1, 2, 7, 33])
+def test_blocks_give_the_bits_of_the_formula(pool, path, kinds, count):
+    weight = BlockWeight(
+        block_rows(kinds, 70, 768, seed=count), 768, common_format([FORMATS[kind] for kind in kinds])
+    )
+    x = torch.randn(count, 768, generator=torch.Generator().manual_seed(count)).to(torch.bfloat16)
+    linear = NativeLinear(pool(2, path), weight)
+    assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(unpacked(weight), x)))
+    outputs = linear.struct.n_padded
+    if weight.format.levels:
+        assert linear.nbytes == weight.format.nbytes(outputs, 768) + 16 * bool(weight.format.table)
+
+
+def test_scales_that_two_levels_do_not_hold_are_in_float32(pool):
+    """The minimum of a symmetric group is 128 times its scale: the float16 of large scales cannot hold it."""
+    parts = block_rows(("Q4_K", "Q6_K"), 64, 256, seed=5)
+    parts[1].blocks[:, 208:210] = np.array([1000.0], np.float16).view(np.uint8)
+    weight = BlockWeight(parts, 256, common_format([FORMATS["Q4_K"], FORMATS["Q6_K"]]))
+    assert weight.format.levels
+    linear = NativeLinear(pool(1), weight)
+    assert linear.struct.scale_type == ScaleType.FLOAT32
+    assert_same(linear, NativeLinear(pool(1), unpacked(weight)))
 
 
 @pytest.mark.parametrize("exponents", [(0, 1), (1, 120), (30, 120)])

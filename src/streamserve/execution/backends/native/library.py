@@ -37,6 +37,7 @@ from streamserve.execution.backends.native.structures import (
     StepStruct,
 )
 from streamserve.execution.compute.sampling import NOT_FINITE
+from streamserve.execution.formats.quantization import LEVEL_INPUTS
 from streamserve.protocol.config import KernelPath
 from streamserve.system.instructions import kernel_bound
 
@@ -89,6 +90,7 @@ class ScaleType(IntEnum):
     BFLOAT16 = 1
     FLOAT16 = 2
     E8M0 = 3
+    LEVELS = 4
 
 
 class Activation(IntEnum):
@@ -109,8 +111,8 @@ _STRUCTURES: dict[str, type[ctypes.Structure]] = {
 
 _VALUES: dict[str, dict[str, int]] = {
     "constants": {
-        "PANEL": PANEL, "CHUNK": CHUNK, "LORA_MAPS": LORA_MAPS, "MAX_QUERIES": MAX_QUERY_GROUP,
-        "NOT_FINITE": NOT_FINITE,
+        "PANEL": PANEL, "CHUNK": CHUNK, "LEVEL_K": LEVEL_INPUTS, "LORA_MAPS": LORA_MAPS,
+        "MAX_QUERIES": MAX_QUERY_GROUP, "NOT_FINITE": NOT_FINITE,
     },
     "Type": {"F32": TYPES[torch.float32], "BF16": TYPES[torch.bfloat16]},
     "Source": {
@@ -123,7 +125,7 @@ _VALUES: dict[str, dict[str, int]] = {
     "Numbers": dict(Numbers.__members__),
     "ScaleType": {
         "SCALE_F32": ScaleType.FLOAT32, "SCALE_BF16": ScaleType.BFLOAT16, "SCALE_F16": ScaleType.FLOAT16,
-        "SCALE_E8M0": ScaleType.E8M0,
+        "SCALE_E8M0": ScaleType.E8M0, "SCALE_LEVELS": ScaleType.LEVELS,
     },
     "Activation": dict(Activation.__members__),
 }  # fmt: skip

@@ -22,6 +22,7 @@ from streamserve.execution.backends.native.library import (
 )
 from streamserve.execution.backends.native.structures import CHUNK, PANEL, LinearStruct
 from streamserve.execution.formats.quantization import (
+    LEVEL_INPUTS,
     TABLES,
     TILE,
     BlockWeight,
@@ -54,7 +55,8 @@ class Packed:
     * `numbers`: floats or integers.
     * `scales` and `offsets` [out / 64, groups, 64], if it is quantized. By the struct's `scale_type` both are
       float32; or scales have 16 bits and offsets are zero points (int8); or scales have 8 bits and there are
-      no offsets.
+      no offsets. With two levels both are [out / 64, in / 256, bytes]: 64 float16, and the numbers of 8 bits
+      [groups of 256 inputs, 64] that are multiplied with them.
     * `order` [padded inputs] (int32): the order of the inputs, if they are not in order.
     * `table` [16] (uint8): if given, the numbers are indices of it.
     """
@@ -149,10 +151,10 @@ def _pack_blocks(pool: ThreadPool, struct: LinearStruct, weight: BlockWeight, ou
     struct.table = _address(table)
     for scale_type in _scale_types(format):
         _describe(struct, format, Numbers.INTEGERS, scale_type)
-        tables = struct.n_padded // PANEL, -(-struct.k_padded // struct.group), PANEL
+        shape, dtype = _tables_of_blocks(struct, scale_type)
         numbers = pool.memory(struct.n_padded * struct.k_padded * format.bits // 8)
-        scales = _table_memory(pool, tables, TABLE_TYPES[scale_type])
-        minimums = None if format.symmetric else _table_memory(pool, tables, torch.float32)
+        scales = _table_memory(pool, shape, dtype)
+        minimums = None if format.symmetric else _table_memory(pool, shape, dtype)
         result = pool.library.ss_pack_blocks(
             pool.handle,
             ctypes.byref(struct),
@@ -171,9 +173,21 @@ def _pack_blocks(pool: ThreadPool, struct: LinearStruct, weight: BlockWeight, ou
 
 def _scale_types(format: WeightFormat) -> list[ScaleType]:
     """Return the types to try for the scales of blocks, in order; the last one is always possible."""
+    if format.levels:
+        return [ScaleType.LEVELS, ScaleType.FLOAT32]
     if format.wide_tables:
         return [ScaleType.FLOAT32]
     return [ScaleType.E8M0 if format.table == "mxfp4" else ScaleType.FLOAT16, ScaleType.FLOAT32]
+
+
+def _tables_of_blocks(
+    struct: LinearStruct, scale_type: ScaleType
+) -> tuple[tuple[int, int, int], torch.dtype]:
+    """Return the shape and the dtype of the scales, and of the minimums if there are any."""
+    panels = struct.n_padded // PANEL
+    if scale_type == ScaleType.LEVELS:
+        return (panels, struct.k // LEVEL_INPUTS, PANEL * (2 + LEVEL_INPUTS // struct.group)), torch.uint8
+    return (panels, -(-struct.k_padded // struct.group), PANEL), TABLE_TYPES[scale_type]
 
 
 def _block_rows(weight: BlockWeight, outputs: Tensor) -> tuple[Addresses, NDArray[np.int32]]:

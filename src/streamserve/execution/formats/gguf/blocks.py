@@ -33,10 +33,12 @@ FORMATS = {
     "Q5_0": WeightFormat(8, 32, True), "Q5_1": WeightFormat(8, 32, False, precise=True),
     "Q8_0": WeightFormat(8, 32, True), "IQ4_NL": WeightFormat(4, 32, True, table="iq4"),
     "MXFP4": WeightFormat(4, 32, True, table="mxfp4"),
-    "IQ4_XS": WeightFormat(4, 32, True, precise=True, table="iq4"),
-    "Q2_K": WeightFormat(4, 16, False, precise=True), "Q3_K": WeightFormat(4, 16, True, precise=True),
-    "Q4_K": WeightFormat(4, 32, False, precise=True), "Q5_K": WeightFormat(8, 32, False, precise=True),
-    "Q6_K": WeightFormat(8, 16, True, precise=True),
+    "IQ4_XS": WeightFormat(4, 32, True, precise=True, table="iq4", levels=True),
+    "Q2_K": WeightFormat(4, 16, False, precise=True, levels=True),
+    "Q3_K": WeightFormat(4, 16, True, precise=True, levels=True),
+    "Q4_K": WeightFormat(4, 32, False, precise=True, levels=True),
+    "Q5_K": WeightFormat(8, 32, False, precise=True, levels=True),
+    "Q6_K": WeightFormat(8, 16, True, precise=True, levels=True),
 }  # fmt: skip
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]

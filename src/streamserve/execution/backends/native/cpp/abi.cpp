@@ -33,8 +33,8 @@ std::string describe() {
         of<Type>(), of<Source>(), of<BlockType>(), of<PackResult>(), of<Path>(), of<Numbers>(),
         of<ScaleType>(), of<Activation>(),
         {"constants",
-         {{"PANEL", PANEL}, {"CHUNK", CHUNK}, {"LORA_MAPS", LORA_MAPS}, {"MAX_QUERIES", MAX_QUERIES},
-          {"NOT_FINITE", NOT_FINITE}}},
+         {{"PANEL", PANEL}, {"CHUNK", CHUNK}, {"LEVEL_K", LEVEL_K}, {"LORA_MAPS", LORA_MAPS},
+          {"MAX_QUERIES", MAX_QUERIES}, {"NOT_FINITE", NOT_FINITE}}},
     };
     std::string text;
     for (const AbiStruct& own : structs) {

@@ -101,7 +101,7 @@ void ss_pack_integers(void* pool, const Linear* linear, const uint8_t* const* ro
 
 // See pack.h. `rows` and `types` [n_padded]. Returns a PackResult.
 int ss_pack_blocks(void* pool, const Linear* linear, const uint8_t* const* rows, const int32_t* types, void* to,
-                   void* scales, float* minimums) noexcept {
+                   void* scales, void* minimums) noexcept {
     Pool& own = *static_cast<Pool*>(pool);
     return int(pack_blocks(own, *linear, {rows, types}, to, scales, minimums));
 }

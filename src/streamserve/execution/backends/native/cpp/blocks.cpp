@@ -4,7 +4,7 @@ namespace streamserve {
 
 namespace {
 
-constexpr int BLOCK = 32, LARGE_BLOCK = 256;
+constexpr int BLOCK = 32, LARGE_BLOCK = LEVEL_K;
 
 constexpr int8_t IQ4_TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t MXFP4_TABLE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -58,68 +58,68 @@ inline void shift_up(uint8_t* numbers, int by) {
     for (int i = 0; i < SIZE; i++) numbers[i] = uint8_t(numbers[i] + by);
 }
 
-void q4_0(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
+void q4_0(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
     halves(block + 2, numbers);
-    scales[0] = half(block);
+    to.scales[0] = half(block);
 }
 
-void q4_1(const uint8_t* block, uint8_t* numbers, float* scales, float* minimums) {
+void q4_1(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
     halves(block + 4, numbers);
-    scales[0] = half(block);
-    minimums[0] = half(block + 2);
+    to.scales[0] = half(block);
+    to.minimums[0] = half(block + 2);
 }
 
-void q5_0(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
+void q5_0(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
     halves(block + 6, numbers);
     fifth_bits(block + 2, numbers);
     shift_up<BLOCK>(numbers, 128 - 16);
-    scales[0] = half(block);
+    to.scales[0] = half(block);
 }
 
-void q5_1(const uint8_t* block, uint8_t* numbers, float* scales, float* minimums) {
+void q5_1(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
     halves(block + 8, numbers);
     fifth_bits(block + 4, numbers);
-    scales[0] = half(block);
-    minimums[0] = half(block + 2);
+    to.scales[0] = half(block);
+    to.minimums[0] = half(block + 2);
 }
 
-void q8_0(const uint8_t* __restrict block, uint8_t* __restrict numbers, float* scales, float*) {
+void q8_0(const uint8_t* __restrict block, uint8_t* __restrict numbers, const GroupTables& to) {
     for (int i = 0; i < BLOCK; i++) numbers[i] = block[2 + i] ^ 128;
-    scales[0] = half(block);
+    to.scales[0] = half(block);
 }
 
 // The scale is 2^(e - 128). For e = 0 and 1 it is a float32 without exponent (subnormal).
-void mxfp4(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
+void mxfp4(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
     halves(block + 1, numbers);
     uint32_t exponent = block[0], bits = exponent < 2 ? 1u << (21 + exponent) : (exponent - 1) << 23;
-    std::memcpy(scales, &bits, 4);
+    std::memcpy(to.scales, &bits, 4);
 }
 
-void iq4_xs(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
-    float d = half(block);
+void iq4_xs(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
+    to.supers[0] = half(block);
     for (int i = 0; i < 8; i++) {
         int scale = (block[4 + i / 2] >> 4 * (i % 2) & 15) | (block[2 + i / 4] >> 2 * (i % 4) & 3) << 4;
-        scales[i] = d * float(scale - 32);
+        to.scales[i] = float(scale - 32);
     }
     for (int i = 0; i < LARGE_BLOCK; i += BLOCK) halves(block + 8 + i / 2, numbers + i);
 }
 
-void q2_k(const uint8_t* block, uint8_t* numbers, float* scales, float* minimums) {
-    float d = half(block + 80), least = half(block + 82);
+void q2_k(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
+    to.supers[0] = half(block + 80), to.least[0] = -half(block + 82);
     for (int i = 0; i < 16; i++) {
-        scales[i] = d * float(block[i] & 15);
-        minimums[i] = -(least * float(block[i] >> 4));
+        to.scales[i] = float(block[i] & 15);
+        to.minimums[i] = float(block[i] >> 4);
     }
     put_bits<2, 32>(block + 16, LARGE_BLOCK / 4, numbers);
 }
 
 // A number is its three bits - 4. The weight's four bits have the middle 8, so 4 is added.
-void q3_k(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
+void q3_k(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
     uint8_t packed[16];
     put_bits<4, 8>(block + 96, 8, packed);
     add_bits<2, 4, 4>(block + 104, 4, packed);
-    float d = half(block + 108);
-    for (int i = 0; i < 16; i++) scales[i] = d * float(int(packed[i]) - 32);
+    to.supers[0] = half(block + 108);
+    for (int i = 0; i < 16; i++) to.scales[i] = float(int(packed[i]) - 32);
     put_bits<2, 32>(block + 32, LARGE_BLOCK / 4, numbers);
     add_bits<1, 32, 2>(block, LARGE_BLOCK / 8, numbers);
     shift_up<LARGE_BLOCK>(numbers, 4);
@@ -127,47 +127,51 @@ void q3_k(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
 
 // Unpack eight scales and minimums of 6 bits. The last four have their upper two bits in the upper bits of
 // the first eight bytes.
-void scales_and_minimums(const uint8_t* packed, float d, float least, float* scales, float* minimums) {
+void scales_and_minimums(const uint8_t* packed, const GroupTables& to) {
     for (int i = 0; i < 4; i++) {
         int first = packed[i], second = packed[4 + i], last = packed[8 + i];
-        scales[i] = d * float(first & 63);
-        scales[4 + i] = d * float((last & 15) | (first >> 2 & 48));
-        minimums[i] = -(least * float(second & 63));
-        minimums[4 + i] = -(least * float(last >> 4 | (second >> 2 & 48)));
+        to.scales[i] = float(first & 63);
+        to.scales[4 + i] = float((last & 15) | (first >> 2 & 48));
+        to.minimums[i] = float(second & 63);
+        to.minimums[4 + i] = float(last >> 4 | (second >> 2 & 48));
     }
 }
 
-void q4_k(const uint8_t* block, uint8_t* numbers, float* scales, float* minimums) {
-    scales_and_minimums(block + 4, half(block), half(block + 2), scales, minimums);
+void q4_k(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
+    to.supers[0] = half(block), to.least[0] = -half(block + 2);
+    scales_and_minimums(block + 4, to);
     put_bits<4, 32>(block + 16, LARGE_BLOCK / 2, numbers);
 }
 
-void q5_k(const uint8_t* block, uint8_t* numbers, float* scales, float* minimums) {
-    scales_and_minimums(block + 4, half(block), half(block + 2), scales, minimums);
+void q5_k(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
+    to.supers[0] = half(block), to.least[0] = -half(block + 2);
+    scales_and_minimums(block + 4, to);
     put_bits<4, 32>(block + 48, LARGE_BLOCK / 2, numbers);
     add_bits<1, 32, 4>(block + 16, LARGE_BLOCK / 8, numbers);
 }
 
-void q6_k(const uint8_t* block, uint8_t* numbers, float* scales, float*) {
-    float d = half(block + 208);
-    for (int i = 0; i < 16; i++) scales[i] = d * float(int8_t(block[192 + i]));
+void q6_k(const uint8_t* block, uint8_t* numbers, const GroupTables& to) {
+    to.supers[0] = half(block + 208);
+    for (int i = 0; i < 16; i++) to.scales[i] = float(int8_t(block[192 + i]));
     put_bits<4, 64>(block, LARGE_BLOCK / 2, numbers);
     add_bits<2, 32, 4>(block + 128, LARGE_BLOCK / 4, numbers);
     shift_up<LARGE_BLOCK>(numbers, 128 - 32);
 }
 
+using Unpack = void(const uint8_t*, uint8_t*, const GroupTables&);
+
 // Unpack all blocks of `k` numbers.
-template <void UNPACK(const uint8_t*, uint8_t*, float*, float*), int SIZE, int BYTES, int GROUP>
-void all(const uint8_t* blocks, int k, uint8_t* numbers, float* scales, float* minimums) {
+template <Unpack UNPACK, int SIZE, int BYTES, int GROUP>
+void all(const uint8_t* blocks, int k, uint8_t* numbers, GroupTables to) {
     for (int i = 0; i < k; i += SIZE, blocks += BYTES) {
-        UNPACK(blocks, numbers + i, scales, minimums);
-        scales += SIZE / GROUP, minimums += SIZE / GROUP;
+        UNPACK(blocks, numbers + i, to);
+        to.scales += SIZE / GROUP, to.minimums += SIZE / GROUP, to.supers++, to.least++;
     }
 }
 
-template <void UNPACK(const uint8_t*, uint8_t*, float*, float*), int SIZE, int BYTES, int GROUP>
+template <Unpack UNPACK, int SIZE, int BYTES, int GROUP>
 constexpr BlockFormat format(int bits, bool symmetric, const int8_t* table = nullptr) {
-    return {GROUP, bits, symmetric, table, all<UNPACK, SIZE, BYTES, GROUP>};
+    return {GROUP, bits, symmetric, SIZE == LEVEL_K, table, all<UNPACK, SIZE, BYTES, GROUP>};
 }
 
 constexpr BlockFormat FORMATS[] = {

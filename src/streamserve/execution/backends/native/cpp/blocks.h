@@ -15,14 +15,20 @@ ABI_ENUM(BlockType, ABI_VALUE(Q4_0), ABI_VALUE(Q4_1), ABI_VALUE(Q5_0), ABI_VALUE
          ABI_VALUE(Q2_K), ABI_VALUE(Q3_K), ABI_VALUE(Q4_K), ABI_VALUE(Q5_K), ABI_VALUE(Q6_K), ABI_VALUE(IQ4_NL),
          ABI_VALUE(IQ4_XS), ABI_VALUE(MXFP4));
 
+// Where the scales and minimums of a row's groups are unpacked to. Those of formats with two levels are to be multiplied
+// by `supers` and `least`, which have a number for each LEVEL_K numbers of the row.
+struct GroupTables {
+    float *scales, *minimums, *supers, *least;
+};
+
 // The format of a block type: numbers of `bits` bits, a scale for each `group` of them, and a minimum unless
-// `symmetric`. With a `table`, the numbers are its indices. `unpack` unpacks the blocks of k numbers; its
-// `minimums` must point to memory even for a symmetric type.
+// `symmetric`. `levels`: scales and minimums have two levels. With a `table`, the numbers are its indices. `unpack`
+// unpacks the blocks of k numbers; all tables must have memory for them, whatever the type.
 struct BlockFormat {
     int group, bits;
-    bool symmetric;
+    bool symmetric, levels;
     const int8_t* table;
-    void (*unpack)(const uint8_t* blocks, int k, uint8_t* numbers, float* scales, float* minimums);
+    void (*unpack)(const uint8_t* blocks, int k, uint8_t* numbers, GroupTables to);
 };
 
 // Return the format of a block type, or null for a number that is not a BlockType.

@@ -84,8 +84,11 @@ inline float widen(e8m0 x) {
 //   SCALE_F32               scales and offsets in float32
 //   SCALE_BF16, SCALE_F16   scales in 16 bits, zero points in 8 bits; an offset is -(zero point · scale)
 //   SCALE_E8M0              scales in 8 bits, no zero points
-enum ScaleType { SCALE_F32 = 0, SCALE_BF16 = 1, SCALE_F16 = 2, SCALE_E8M0 = 3 };
-ABI_ENUM(ScaleType, ABI_VALUE(SCALE_F32), ABI_VALUE(SCALE_BF16), ABI_VALUE(SCALE_F16), ABI_VALUE(SCALE_E8M0));
+//   SCALE_LEVELS            scales and offsets in 8 bits, to be multiplied by float16 that LEVEL_K of K share
+enum ScaleType { SCALE_F32 = 0, SCALE_BF16 = 1, SCALE_F16 = 2, SCALE_E8M0 = 3, SCALE_LEVELS = 4 };
+ABI_ENUM(ScaleType, ABI_VALUE(SCALE_F32), ABI_VALUE(SCALE_BF16), ABI_VALUE(SCALE_F16), ABI_VALUE(SCALE_E8M0),
+         ABI_VALUE(SCALE_LEVELS));
+constexpr int LEVEL_K = 256;
 
 
 // The activation of an MLP's gates (elementwise.h: activate).

@@ -138,15 +138,54 @@ struct Dot256 {
 #ifdef STREAMSERVE_VNNI256
         dot_bytes(v, w, x);
 #else
+        // Assembly: otherwise gcc delays the additions, and moves products to the stack and back.
+        asm("vpaddd %1, %0, %0" : "+x"(v) : "x"(products<BITS>(w, x)));
+#endif
+    }
+    template <int BITS>
+    static __m256i products(Bytes w, __m256i x) {
+#ifdef STREAMSERVE_VNNI256
+        __m256i sum = _mm256_setzero_si256();
+        dot_bytes(sum, w, x);
+        return sum;
+#else
         if constexpr (BITS == 8) {
             w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
             x = _mm256_sign_epi8(x, w);
             w = _mm256_abs_epi8(w);
         }
-        __m256i pairs = _mm256_maddubs_epi16(w, x);
-        v = _mm256_add_epi32(v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
 #endif
     }
+
+    // Sums of a run of up to eight lines of weights. Without VNNI, sums with 4-bit weights are of pairs of k, in 16 bits,
+    // which hold 8 · 2 · 15 · 127: so the multiplication that adds pairs is done once a run, not once a line.
+    template <int BITS>
+    struct Run {
+        static constexpr bool pairs = signed8 && BITS == 4;
+        __m256i v = _mm256_setzero_si256();
+
+        static Run of(Bytes w, __m256i x) {
+            if constexpr (pairs) return {_mm256_maddubs_epi16(w, x)};
+            return {products<BITS>(w, x)};
+        }
+        void add(Bytes w, __m256i x) {
+            if constexpr (pairs) {
+                asm("vpaddw %1, %0, %0" : "+x"(v) : "x"(_mm256_maddubs_epi16(w, x)));
+            } else {
+                Dot256 sum{v};
+                sum.template add<BITS>(w, x);
+                v = sum.v;
+            }
+        }
+        Dot256 total() const {
+            if constexpr (pairs) return {_mm256_madd_epi16(v, _mm256_set1_epi16(1))};
+            return {v};
+        }
+    };
+
+    static Dot256 load(const int32_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+    void store(int32_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
     V floats() const { return {_mm256_cvtepi32_ps(v)}; }
 
     static Dot256 magnitudes(V x) {

@@ -16,16 +16,24 @@
 //                                                                           high: k of its second half
 //   s, m     [n/64][k/group][64] float32, or s in 16 bits and zero points in 8, or s in 8 bits (ScaleType)
 //
+// Scales of two levels are products of a number of 8 bits and a scale in 16 bits that 256 k share. Of these k, [n/64]
+// [k/256] has [64] scales in 16 bits and then [256/group][64] numbers in 8 bits; likewise for m. A product has at most
+// 19 bits, so it is exact in float32, and the results have the same bits as with scales in float32.
+//
 // Numbers of 4 bits may be indices of a table of 16 numbers of 8 bits. Then q are the table's numbers, with
 // the offset 128, and the results have the same bits as with a weight that stores them in 8 bits.
 //
 // If the inputs of a group are not adjacent in x, `order` has the place in x of each k.
+#include <algorithm>
 #include <iterator>
+#include <type_traits>
 
 #include "dot_products.h"
 #include "elementwise.h"
 #include "gemm.h"
 #include "gemm_int_amx.h"
+#include "gemm_int_avx2.h"
+#include "scale_tables.h"
 #include "vec.h"
 
 namespace streamserve {
@@ -38,26 +46,29 @@ constexpr int SMALL_GROUP = 16;  // the only group smaller than CHUNK
 constexpr int BLOCK_ROWS = 96;  // maximum rows that a thread rounds at once
 constexpr int AHEAD = 4096;     // distance of prefetching in bytes
 constexpr int UNPACKED_K = 256;  // maximum size of groups whose 4-bit numbers are unpacked in L1
+constexpr int PART = 128;       // of K that AVX2 multiplies by PART_ROWS rows before other rows, if groups are not larger
+constexpr int PART_ROWS = 16;   // whose y stays in L1 with the part's weights
 constexpr int ROW_GAP = 64;     // bytes between rows of x: rows do not compete for the same lines of L1
 constexpr float SMALLEST = 1e-35f;  // smaller peaks count as zero: 127 / peak might not be finite
 
 // A thread's rows of x, rounded to 8 bits by group.
 class RoundedRows {
   public:
-    RoundedRows(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
-        groups_ = ceil_div(w.k_padded, w.group);
+    RoundedRows(Pool& pool, int thread, const Linear& w, const Rows& x, int rows)
+        : w_(w), x_(x), groups_(ceil_div(w.k_padded, w.group)), tables_(w, groups_) {
         size_t sums = size_t(rows) * PANEL, ordered = w.order ? size_t(w.k_padded) : 0;
         size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(round_up(rows, 16)) * stride();
         bool unpacks = w.bits == 4 && (w.group <= UNPACKED_K || w.path == AMX);
-        size_t unpacked = unpacks ? size_t(w.group < TILE ? TILE : w.group) * PANEL : 0;
-        size_t floats = sums + ordered + 2 * numbers;
+        size_t unpacked = unpacks ? size_t(w.group < PART ? PART : w.group) * PANEL : 0;
+        size_t floats = sums + ordered + 3 * numbers;
         char* memory = pool.scratch(thread, floats * sizeof(float) + bytes + unpacked);
         unpacked_ = reinterpret_cast<uint8_t*>(memory);  // first, to be aligned to a cache line
         sums_ = reinterpret_cast<float*>(memory + unpacked);
         ordered_ = sums_ + sums;
         scales_ = ordered_ + ordered;
-        totals_ = reinterpret_cast<int32_t*>(scales_ + numbers);
-        x_rounded_ = reinterpret_cast<int8_t*>(totals_ + numbers);
+        row_sums_ = scales_ + numbers;
+        starts_ = reinterpret_cast<int32_t*>(row_sums_ + numbers);
+        x_rounded_ = reinterpret_cast<int8_t*>(starts_ + numbers);
     }
 
     // Round rows `first` to `first + rows`.
@@ -87,6 +98,12 @@ class RoundedRows {
             if (rows_ == 2 && w_.group != SMALL_GROUP) return stream_panel<D, 2>(panel, next);
         }
         clear_sums();
+#if defined(__AVX2__) && defined(__FMA__)
+        if constexpr (std::is_same_v<D, Dot256>) {
+            if (rows_ == 1) return row_times(panel, next);
+            if (w_.bits == 8 || w_.group <= UNPACKED_K) return rows_times(panel, next);
+        }
+#endif
         // With fewer rows, unpacking takes as much time as it saves.
         bool unpacks = w_.bits == 4 && w_.group <= UNPACKED_K && rows_ > 2 * D::rows;
         for (int g = 0; g < groups_; g++) {
@@ -153,6 +170,15 @@ class RoundedRows {
     const uint8_t* weights_of(int panel) const {
         return static_cast<const uint8_t*>(w_.weight) + size_t(panel) * panel_bytes();
     }
+
+    // Return what is subtracted from the numbers that `add` multiplies: the symmetric weights' number for zero. `add` may
+    // have subtracted 128 already.
+    template <class D>
+    int32_t offset_of() const {
+        bool bytes = w_.bits == 8 || w_.table;
+        return (w_.offsets ? 0 : bytes ? 128 : 8) - (bytes && D::signed8 ? 128 : 0);
+    }
+
     size_t panel_bytes() const { return size_t(w_.k_padded) * size_t(PANEL * w_.bits / 8); }
 
     // Return a group's weights of 4 bits as bytes [k/4][64][4], unpacked once for all rows. If the group is
@@ -160,30 +186,44 @@ class RoundedRows {
     template <class D>
     const uint8_t* unpack(int panel, int next, int g) {
         int begin = g * w_.group, rest = w_.k_padded - begin;
-        typename D::Bytes table{};
-        if (w_.table) table = D::table(w_.table);
-        const uint8_t* weight = weights_of(panel) + size_t(begin / TILE) * size_t(TILE / 8 * LINE);
+        if (begin % TILE == 0) unpack_tiles<D>(panel, next, begin, begin + (w_.group < rest ? w_.group : rest));
+        return unpacked_ + size_t(begin % TILE / 4) * LINE;
+    }
+
+    // Unpack the tiles of K from `begin` to `end`. FETCH: prefetch weights.
+    template <class D, bool FETCH = true>
+    void unpack_tiles(int panel, int next, int begin, int end) {
+        if (!w_.table) return unpack_tiles_by<D, FETCH>(panel, next, begin, end, [](auto numbers) { return numbers; });
+        auto table = D::table(w_.table);
+        unpack_tiles_by<D, FETCH>(panel, next, begin, end, [&](auto numbers) { return D::look_up(table, numbers); });
+    }
+    template <class D, bool FETCH, class F>
+    void unpack_tiles_by(int panel, int next, int begin, int end, F&& number) {
+        constexpr int HALF = TILE / 8 * LINE, LOAD = 4 * D::lanes;
+        const uint8_t* weight = weights_of(panel) + size_t(begin / TILE) * HALF;
         uint8_t* to = unpacked_;
-        int tiles = begin % TILE ? 0 : ceil_div(w_.group < rest ? w_.group : rest, TILE);
-        for (; tiles > 0; tiles--, to += TILE / 8 * LINE) {
+        for (int k = begin; k < end; k += TILE, to += 2 * HALF, weight += HALF) {
             const uint8_t* ahead = ahead_in(panel, next, weight);
-            for (int i = 0; i < TILE / 8 * LINE; i += 4 * D::lanes, to += 4 * D::lanes, weight += 4 * D::lanes) {
-                if (i % 64 == 0) __builtin_prefetch(ahead + i, 0, 2);
-                typename D::Bytes both = D::load(weight), low = D::low(both), high = D::high(both);
-                D::store(to, w_.table ? D::look_up(table, low) : low);
-                D::store(to + TILE / 8 * LINE, w_.table ? D::look_up(table, high) : high);
+            for (int i = 0; i < HALF; i += 64) {
+                if (FETCH) __builtin_prefetch(ahead + i, 0, 2);
+                UNROLLED for (int j = i; j < i + 64; j += LOAD) {
+                    typename D::Bytes both = D::load(weight + j);
+                    D::store(to + j, number(D::low(both)));
+                    D::store(to + HALF + j, number(D::high(both)));
+                }
             }
         }
-        return unpacked_ + size_t(begin % TILE / 4) * LINE;
     }
 
     // Return the weights AHEAD bytes after `weight`, to be prefetched by the first rows of a block.
     const uint8_t* ahead_of(const Block& b, const uint8_t* weight) const {
         return b.row || b.fetched ? weight : ahead_in(b.panel, b.next, weight);
     }
-    const uint8_t* ahead_in(int panel, int next, const uint8_t* weight) const {
+    const uint8_t* ahead_in(int panel, int next, const uint8_t* weight, size_t distance = AHEAD) const {
         const uint8_t* end = weights_of(panel) + panel_bytes();
-        return weight + AHEAD < end ? weight + AHEAD : weights_of(next) + (weight + AHEAD - end);
+        if (weight + distance < end) return weight + distance;
+        size_t beyond = size_t(weight + distance - end);
+        return weights_of(next) + (beyond < panel_bytes() ? beyond : 0);
     }
 
     // Round a row. A group's largest magnitude determines its scale. Magnitudes are compared by their bits,
@@ -205,8 +245,11 @@ class RoundedRows {
                 total.plus(rounded);
                 rounded.narrow(to + k);
             });
-            scales_[size_t(row) * size_t(groups_) + size_t(g)] = top / 127.0f;
-            totals_[size_t(row) * size_t(groups_) + size_t(g)] = total.total();
+            size_t of = size_t(row) * size_t(groups_) + size_t(g);
+            scales_[of] = top / 127.0f;
+            int32_t sum = total.total();
+            row_sums_[of] = float(sum);
+            starts_[of] = -offset_of<D>() * sum;
         }
     }
 
@@ -261,10 +304,9 @@ class RoundedRows {
 
     // Scale a row's integer sums [64], and add them to y.
     void scale_row(const Block& b, const int32_t* sums) {
-        int32_t offset = w_.offsets ? 0 : w_.bits == 8 ? 128 : 8;
         Dot512 dot[1][Dot512::at_once];
         UNROLLED for (int i = 0; i < Dot512::at_once; i++) {
-            dot[0][i] = Dot512::all(-offset * totals_[size_t(b.row) * size_t(groups_) + size_t(b.g)]);
+            dot[0][i] = Dot512::all(starts_[size_t(b.row) * size_t(groups_) + size_t(b.g)]);
             dot[0][i].plus(Dot512::load(sums + i * Dot512::lanes));
         }
         if (w_.offsets) {
@@ -295,7 +337,6 @@ class RoundedRows {
         using V = typename D::V;
         constexpr int LINES = BITS == 8 ? TILE / 4 : TILE / 8;  // of a tile
         bool halves = w_.group < TILE;
-        int first = -((w_.offsets ? 0 : BITS == 4 ? 8 : 128));
         V y[ROWS][D::at_once];
         UNROLLED for (auto& row : y) UNROLLED for (V& one : row) one = V::set(0.0f);
         D even[ROWS][D::at_once], odd[ROWS][D::at_once];
@@ -306,9 +347,9 @@ class RoundedRows {
         int tiles_of_group = halves ? 1 : w_.group / TILE, tiles = w_.k_padded / TILE;
         for (int g = 0; tiles > 0; tiles -= tiles_of_group, g += 1 + halves) {
             UNROLLED for (int r = 0; r < ROWS; r++) {
-                const int32_t* total = totals_ + size_t(r) * size_t(groups_) + size_t(g);
+                const int32_t* start = starts_ + size_t(r) * size_t(groups_) + size_t(g);
                 UNROLLED for (int i = 0; i < D::at_once; i++) {
-                    even[r][i] = D::all(first * total[0]), odd[r][i] = D::all(halves ? first * total[1] : 0);
+                    even[r][i] = D::all(start[0]), odd[r][i] = D::all(halves ? start[1] : 0);
                 }
             }
             int count = tiles < tiles_of_group ? tiles : tiles_of_group;
@@ -362,17 +403,140 @@ class RoundedRows {
         }
     }
 
+#if defined(__AVX2__) && defined(__FMA__)
+    // Do the work of `times` for one row with AVX2.
+    float* row_times(int panel, int next) {
+        if (w_.bits == 8) return w_.offsets ? row_bytes<true>(panel, next) : row_bytes<false>(panel, next);
+        return w_.offsets ? row_halves<true>(panel, next) : row_halves<false>(panel, next);
+    }
+
+    template <bool ZEROS>
+    float* row_bytes(int panel, int next) {
+        const uint8_t* weight = weights_of(panel);
+        for (int k = 0, g = 0; k < w_.k_padded; k += w_.group, g++) {
+            int lines = (w_.group < w_.k_padded - k ? w_.group : w_.k_padded - k) / 4;
+            Dot256 sums[PANEL / Dot256::lanes];
+            UNROLLED for (Dot256& sum : sums) sum = Dot256::all(starts_[g]);
+            RowSums::add_bytes(weight, ahead_in(panel, next, weight, RowSums::AHEAD), x_rounded_ + k, lines, sums);
+            weight += lines * LINE;
+            scale_group<ZEROS>(panel, next, g, [&](int i) { return sums[i]; });
+        }
+        return sums_;
+    }
+
+    template <bool ZEROS>
+    float* row_halves(int panel, int next) {
+        alignas(64) int32_t sums[TILE / SMALL_GROUP * PANEL];
+        int in_tile = w_.group < TILE ? TILE / w_.group : 1, depth = w_.group < TILE ? TILE : w_.group;
+        RowSums::Places places = RowSums::places(w_.group, sums);
+        const uint8_t* weight = weights_of(panel);
+        for (int k = 0, g = 0; k < w_.k_padded; g += in_tile) {
+            for (int i = 0; i < in_tile; i++) std::fill_n(sums + i * PANEL, PANEL, starts_[g + i]);
+            for (int end = depth < w_.k_padded - k ? k + depth : w_.k_padded; k < end; k += TILE) {
+                add_tile(weight, ahead_in(panel, next, weight, RowSums::AHEAD), x_rounded_ + k, places);
+                weight += TILE * PANEL / 2;
+            }
+            for (int i = 0; i < in_tile; i++) {
+                const int32_t* own = sums + i * PANEL;
+                scale_group<ZEROS>(panel, next, g + i, [own](int j) { return Dot256::load(own + j * Dot256::lanes); });
+            }
+        }
+        return sums_;
+    }
+
+    void add_tile(const uint8_t* weight, const uint8_t* ahead, const int8_t* x, const RowSums::Places& places) const {
+        bool small = w_.group == SMALL_GROUP;
+        if (w_.table) {
+            return small ? RowSums::add_indices<4>(weight, ahead, x, w_.table, places)
+                         : RowSums::add_indices<8>(weight, ahead, x, w_.table, places);
+        }
+        return small ? RowSums::add_halves<4>(weight, ahead, x, places)
+                     : RowSums::add_halves<8>(weight, ahead, x, places);
+    }
+
+    // Scale a group's integer sums of one row, and add them to y. `sums(i)` returns the sums of vector i of the columns.
+    template <bool ZEROS, class Sums>
+    __attribute__((always_inline)) void scale_group(int panel, int next, int g, Sums&& sums) {
+        using D = Dot256;
+        using V = D::V;
+        V scale_of_row = V::set(scales_[g]), sum_of_row = V::set(row_sums_[g]);
+        tables_.fetch(next, g);
+        if (tables_.starts_level(g)) tables_.widen_level<D>(panel, g, group_scales_, group_offsets_);
+        UNROLLED for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
+            V s[D::at_once], m[D::at_once];
+            if (w_.scale_type == SCALE_LEVELS) {
+                tables_.load_numbers<D, ZEROS>(panel, g, column, group_scales_, group_offsets_, s, m);
+            } else {
+                tables_.load<D, ZEROS>(panel, g, column, s, m);
+            }
+            UNROLLED for (int i = 0; i < D::at_once; i++) {
+                float* y = sums_ + column + i * D::lanes;
+                V t = scaled<D, ZEROS>(s[i], m[i], sums(column / D::lanes + i), sum_of_row);
+                fused(scale_of_row, t, V::load(y)).store(y);
+            }
+        }
+    }
+
+    // Do the work of `times` for several rows with AVX2: a part of K by some rows, whose y then is in L1, by the next
+    // rows, and so on.
+    float* rows_times(int panel, int next) {
+        int depth = w_.group < PART ? PART : w_.group;
+        for (int begin = 0, g = 0; begin < w_.k_padded; begin += depth) {
+            int end = depth < w_.k_padded - begin ? begin + depth : w_.k_padded, first = g;
+            const uint8_t* weight = w_.bits == 4 ? unpacked_ : weights_of(panel) + size_t(begin / 4) * LINE;
+            if (w_.bits == 4) unpack_tiles<Dot256, false>(panel, next, begin, end);
+            for (int k = begin; k < end; k += w_.group, g++) take_scales<Dot256>(panel, next, g, (g - first) * PANEL);
+            for (int row = 0; row < rows_; row += PART_ROWS) {
+                for (int i = first; i < g; i++) {
+                    group_times(panel, next, i, row, weight + size_t((i - first) * w_.group / 4) * LINE, i - first);
+                }
+            }
+        }
+        return sums_;
+    }
+
+    // Multiply up to PART_ROWS rows from `row` on by a panel's group of weights, one in each byte. `place`: where in
+    // group_scales_ the group is.
+    void group_times(int panel, int next, int g, int row, const uint8_t* weight, int place) {
+        int begin = g * w_.group, end = w_.group < w_.k_padded - begin ? begin + w_.group : w_.k_padded;
+        size_t of = size_t(row) * size_t(groups_) + size_t(g);
+        RowBlock::Ahead ahead{};
+        if (row == 0) ahead = ahead_of_part(panel, next, begin, end);
+        RowBlock block{weight, ahead, (end - begin) / 4, x_rounded_ + size_t(row) * stride() + begin, stride(),
+                       group_scales_ + place * PANEL, group_offsets_ + place * PANEL, scales_ + of, row_sums_ + of,
+                       starts_ + of, size_t(groups_), sums_ + row * PANEL};
+        int rows = rows_ - row < PART_ROWS ? rows_ - row : PART_ROWS;
+        bool bytes = w_.bits == 8 || w_.table;
+        if (w_.offsets) return bytes ? multiply_group<8, true>(block, rows) : multiply_group<4, true>(block, rows);
+        return bytes ? multiply_group<8, false>(block, rows) : multiply_group<4, false>(block, rows);
+    }
+
+    // What a group from `begin` to `end` prefetches: its place in the next part, or in a large group the columns' lines.
+    RowBlock::Ahead ahead_of_part(int panel, int next, int begin, int end) const {
+        size_t row = size_t(PANEL * w_.bits / 8);  // bytes of a panel for one k
+        const uint8_t* weight = weights_of(panel) + size_t(begin) * row;
+        if (w_.bits == 8 && w_.group > PART) return {ahead_in(panel, next, weight), (end - begin) / 4, LINE};
+        return {ahead_in(panel, next, weight, PART * row), int(size_t(end - begin) * row / 256), 64};
+    }
+
+    template <int BITS, bool ZEROS>
+    static void multiply_group(const RowBlock& block, int rows) {
+        if (block.lines < 8) return RowBlock::multiply<BITS, ZEROS, SMALL_GROUP / 4>(block, rows);
+        RowBlock::multiply<BITS, ZEROS, 8>(block, rows);
+    }
+#endif
+
     // Scale a group's integer sums, and add them to y.
     template <class D, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void add_scaled(int panel, int next, int g, const D (&dot)[ROWS][D::at_once],
                                                    typename D::V (&y)[ROWS][D::at_once]) {
         using V = typename D::V;
-        size_t at = (size_t(panel) * size_t(groups_) + size_t(g)) * PANEL;
         V s[D::at_once], m[D::at_once];
-        load_tables<D, ZEROS>(at, (size_t(next) * size_t(groups_) + size_t(g)) * PANEL, s, m);
+        tables_.fetch(next, g);
+        tables_.load<D, ZEROS>(panel, g, 0, s, m);
         UNROLLED for (int r = 0; r < ROWS; r++) {
             size_t of = size_t(r) * size_t(groups_) + size_t(g);
-            V scale_of_row = V::set(scales_[of]), sum_of_row = V::set(float(totals_[of]));
+            V scale_of_row = V::set(scales_[of]), sum_of_row = V::set(row_sums_[of]);
             UNROLLED for (int i = 0; i < D::at_once; i++) {
                 y[r][i] = fused(scale_of_row, scaled<D, ZEROS>(s[i], m[i], dot[r][i], sum_of_row), y[r][i]);
             }
@@ -386,12 +550,11 @@ class RoundedRows {
         const uint8_t* weight = b.weight;
         const int8_t* x = b.x;
         D dot[ROWS][D::at_once];
-        const int32_t* total = totals_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
-        int32_t offset = (w_.offsets ? 0 : WIDTH<BITS> == 4 ? 8 : 128) - (D::signed8 && WIDTH<BITS> == 8 ? 128 : 0);
+        const int32_t* start = starts_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
         typename D::Bytes table{};
         if constexpr (BITS == INDICES) table = D::table(w_.table);
-        UNROLLED for (int r = 0; r < ROWS; r++, total += groups_) {
-            UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i] = D::all(-offset * *total);
+        UNROLLED for (int r = 0; r < ROWS; r++, start += groups_) {
+            UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i] = D::all(*start);
         }
         if (w_.group == SMALL_GROUP) {
             lines<D, BITS, ROWS, SMALL_GROUP / 4>(weight, ahead_of(b, weight), b.begin, x, table, dot);
@@ -482,57 +645,24 @@ class RoundedRows {
         }
     }
 
-    // Load the scales and offsets of a panel's group from `at` on. Prefetches the tables from `ahead` on.
-    template <class D, bool ZEROS>
-    __attribute__((always_inline)) void load_tables(size_t at, size_t ahead, typename D::V (&s)[D::at_once],
-                                                    typename D::V (&m)[D::at_once]) const {
-        switch (w_.scale_type) {
-            case SCALE_BF16: return load_tables_of<D, ZEROS, bf16, int8_t>(at, ahead, s, m);
-            case SCALE_F16: return load_tables_of<D, ZEROS, f16, int8_t>(at, ahead, s, m);
-            case SCALE_E8M0: return load_tables_of<D, false, e8m0, int8_t>(at, ahead, s, m);
-            default: return load_tables_of<D, ZEROS, float, float>(at, ahead, s, m);
-        }
-    }
-    template <class D, bool ZEROS, class S, class M>
-    __attribute__((always_inline)) void load_tables_of(size_t at, size_t ahead, typename D::V (&s)[D::at_once],
-                                                       typename D::V (&m)[D::at_once]) const {
-        using V = typename D::V;
-        const S* scales = static_cast<const S*>(w_.scales);
-        const M* offsets = static_cast<const M*>(w_.offsets);
-        UNROLLED for (size_t i = 0; i < PANEL * sizeof(S); i += 64) {
-            __builtin_prefetch(reinterpret_cast<const char*>(scales + ahead) + i, 0, 2);
-        }
-        if (ZEROS) UNROLLED for (size_t i = 0; i < PANEL * sizeof(M); i += 64) {
-            __builtin_prefetch(reinterpret_cast<const char*>(offsets + ahead) + i, 0, 2);
-        }
-        UNROLLED for (int i = 0; i < D::at_once; i++) {
-            s[i] = V::load(scales + at + size_t(i * D::lanes));
-            m[i] = V::set(0.0f);
-            if constexpr (ZEROS) {
-                m[i] = V::load(offsets + at + size_t(i * D::lanes));
-                if constexpr (sizeof(M) == 1) m[i] = m[i] * (V::set(-0.0f) - s[i]);
-            }
-        }
-    }
-
     void clear_sums() { std::memset(sums_, 0, size_t(rows_) * PANEL * sizeof *sums_); }
 
-    // Load the scales and offsets of a panel's group, for all rows. Prefetches the tables of group g + 2.
+    // Load the scales and offsets of a panel's group, for all rows, to index `to` on. Prefetches the tables of group
+    // g + 2.
     template <class D>
-    void take_scales(int panel, int next, int g) {
+    void take_scales(int panel, int next, int g, int to = 0) {
         int later = g + 2 < groups_ ? g + 2 : g + 2 < 2 * groups_ ? g + 2 - groups_ : 0;
-        size_t at = (size_t(panel) * size_t(groups_) + size_t(g)) * PANEL;
-        size_t ahead = (size_t(later > g ? panel : next) * size_t(groups_) + size_t(later)) * PANEL;
-        for (int column = 0; column < PANEL; column += D::at_once * D::lanes, at += size_t(D::at_once * D::lanes)) {
+        tables_.fetch(later > g ? panel : next, later);
+        for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
             typename D::V s[D::at_once], m[D::at_once];
             if (w_.offsets) {
-                load_tables<D, true>(at, ahead, s, m);
+                tables_.load<D, true>(panel, g, column, s, m);
             } else {
-                load_tables<D, false>(at, ahead, s, m);
+                tables_.load<D, false>(panel, g, column, s, m);
             }
             UNROLLED for (int i = 0; i < D::at_once; i++) {
-                s[i].store(group_scales_ + column + i * D::lanes);
-                m[i].store(group_offsets_ + column + i * D::lanes);
+                s[i].store(group_scales_ + to + column + i * D::lanes);
+                m[i].store(group_offsets_ + to + column + i * D::lanes);
             }
         }
     }
@@ -549,9 +679,9 @@ class RoundedRows {
         float* y = sums_ + b.row * PANEL + b.column;
         size_t of = size_t(b.row) * size_t(groups_) + size_t(b.g), groups = size_t(groups_);
         const float* sx = scales_ + of;
-        const int32_t* total = totals_ + of;
+        const float* total = row_sums_ + of;
         UNROLLED for (int r = 0; r < ROWS; r++, y += PANEL, sx += groups, total += groups) {
-            V scale_of_row = V::set(*sx), sum_of_row = V::set(float(*total));
+            V scale_of_row = V::set(*sx), sum_of_row = V::set(*total);
             UNROLLED for (int i = 0; i < D::at_once; i++) {
                 V t = scaled<D, ZEROS>(s[i], m[i], dot[r][i], sum_of_row);
                 fused(scale_of_row, t, V::load(y + i * D::lanes)).store(y + i * D::lanes);
@@ -569,10 +699,11 @@ class RoundedRows {
     const Linear& w_;
     const Rows& x_;
     int groups_, rows_ = 0;
-    float *sums_, *ordered_, *scales_;
-    int32_t* totals_;
+    ScaleTables tables_;
+    float *sums_, *ordered_, *scales_, *row_sums_;  // of the rows' groups: scales, and sums of the integers
+    int32_t* starts_;                               // minus the weights' offset times the sum of the integers
     int8_t* x_rounded_;
-    alignas(64) float group_scales_[PANEL], group_offsets_[PANEL];
+    alignas(64) float group_scales_[PART / SMALL_GROUP * PANEL], group_offsets_[PART / SMALL_GROUP * PANEL];
     uint8_t* unpacked_;  // a group's weights of 4 bits, one in each byte
 };
 

@@ -41,10 +41,10 @@ enum class PackResult : int32_t { PACKED = 0, NOT_FINITE = 1, NOT_HELD = 2 };
 ABI_ENUM(PackResult, ABI_VALUE(PACKED), ABI_VALUE(NOT_FINITE), ABI_VALUE(NOT_HELD));
 
 // Pack rows of blocks in the weight's format, or in formats that it holds exactly (execution/formats/quantization.py: widen).
-// Scales, of the weight's scale type, and minimums (null for a symmetric weight) are [panel][group][64]. Returns
-// NOT_FINITE if a number is not finite, and NOT_HELD if the scale type does not hold a scale.
+// Scales and minimums (null for a symmetric weight) are tables of the weight's scale type (gemm_int.cpp). Returns
+// NOT_FINITE if a number is not finite, and NOT_HELD if the scale type does not hold a scale or minimum.
 PackResult pack_blocks(Pool& pool, const Linear& linear, const BlockRows& from, void* to, void* scales,
-                       float* minimums);
+                       void* minimums);
 
 // Write the floats of `count` rows of blocks of `k` numbers to `to` [count, k], in float32 or rounded to
 // bf16. Return whether all are finite.
