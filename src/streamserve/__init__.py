@@ -1,6 +1,7 @@
 """streamserve: serve Llama-family models with stream pairs, token-tree speculation and prompt streams."""
 
-from importlib import import_module
+# ruff: noqa: F401  __getattr__ returns what it imports by name
+
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,26 +36,26 @@ __all__ = [
     "TokensPrompt",
     "__version__",
 ]
-_PLACES = {
-    "LLM": "llm.llm:LLM",
-    "AsyncLLM": "llm.async_llm:AsyncLLM",
-    "CompletionOutput": "llm.outputs:CompletionOutput",
-    "Grammar": "protocol.grammar:Grammar",
-    "Logprob": "llm.outputs:Logprob",
-    "LoRARequest": "llm.prompts:LoRARequest",
-    "RequestOutput": "llm.outputs:RequestOutput",
-    "RequestOutputKind": "llm.params:RequestOutputKind",
-    "SamplingParams": "llm.params:ScriptParams",
-    "Slo": "protocol.sampling:Slo",
-    "StructuredOutputsParams": "llm.params:StructuredOutputsParams",
-    "TextPrompt": "llm.prompts:TextPrompt",
-    "TokensPrompt": "llm.prompts:TokensPrompt",
-}
 
 
 def __getattr__(name: str) -> Any:
     """Import the exported names on first use: a worker does not import modules that only clients need."""
-    if name not in _PLACES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _PLACES[name].partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), attribute)
+    match name:
+        case "LLM":
+            from streamserve.llm.llm import LLM
+        case "AsyncLLM":
+            from streamserve.llm.async_llm import AsyncLLM
+        case "CompletionOutput" | "Logprob" | "RequestOutput":
+            from streamserve.llm.outputs import CompletionOutput, Logprob, RequestOutput
+        case "RequestOutputKind" | "SamplingParams" | "StructuredOutputsParams":
+            from streamserve.llm.params import RequestOutputKind, StructuredOutputsParams
+            from streamserve.llm.params import ScriptParams as SamplingParams
+        case "LoRARequest" | "TextPrompt" | "TokensPrompt":
+            from streamserve.llm.prompts import LoRARequest, TextPrompt, TokensPrompt
+        case "Grammar":
+            from streamserve.protocol.grammar import Grammar
+        case "Slo":
+            from streamserve.protocol.sampling import Slo
+    return locals()[name]

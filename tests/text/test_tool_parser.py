@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.settings.server_config import ReasoningParser, ToolParser
+from streamserve.protocol.setting_types import ReasoningFormatName, ToolFormatName
 from streamserve.text.reasoning import REASONING_FORMATS
 from streamserve.text.reply_events import CallArguments, CallBegin, CallEnd, MergedEvents, TextDelta
 from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
@@ -367,5 +367,5 @@ def test_the_template_shows_the_format(name: str, template: str | None, found: s
 
 
 def test_the_settings_have_all_formats() -> None:
-    assert set(get_args(ToolParser)) == {"auto", "none", *FORMATS}
-    assert set(get_args(ReasoningParser)) == {"auto", "none", *REASONING_FORMATS}
+    assert set(get_args(ToolFormatName)) == {"auto", "none", *FORMATS}
+    assert set(get_args(ReasoningFormatName)) == {"auto", "none", *REASONING_FORMATS}

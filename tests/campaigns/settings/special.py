@@ -116,6 +116,7 @@ def _server(environment: Environment) -> dict[str, Draw]:
         "batch_folder": weighted(
             (str(environment.folder / "batches"), 4), (str(environment.folder / "keys" / "no"), 0.1)
         ),
+        "chat_template": weighted((None, 12), (str(environment.folder / "missing.jinja"), 0.2)),
         "grammar_timeout": seconds(20, 60),
         "request_timeout": seconds(60, 600),
         "read_timeout": seconds(10, 120),

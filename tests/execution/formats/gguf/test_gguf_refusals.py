@@ -23,7 +23,7 @@ def tensor(name: str, shape: tuple[int, ...], kind: type = np.float32) -> Callab
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (entry("general.architecture", "rwkv"), "'rwkv' is not supported (supported: llama, mistral, qwen2"),
+        (entry("general.architecture", "rwkv"), "'rwkv' is not supported (supported: llama, mistral"),
         (entry("general.architecture", None), "general.architecture is missing"),
         (entry("general.type", "adapter"), "general.type 'adapter' is not supported (supported: 'model')"),
         (entry("general.quantization_version", 1), "general.quantization_version 1 is not supported"),
