@@ -4,9 +4,9 @@ Models write the input of a custom tool in a JSON string: a line break is \n the
 string and each regular expression is replaced by one that matches the escaped text, in the spelling that JSON
 writers use. No text of the result contains a quote that could end the string.
 
-The parser reads the longest text that a regular expression matches, and does not go back: where one could end
-before an escape that begins like one of its own, it must be able to end. So regular expressions with escapes
-and repetitions become rules over characters, and so do terminals, which may consist of them.
+The parser reads the longest text that a string or a regular expression matches, and does not go back: where
+one could end before an escape that begins like one of its own, it must be able to end. So regular expressions
+with escapes and repetitions become rules over characters, and so do terminals, which may consist of them.
 """
 
 import json
@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
+from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES
 from streamserve.text.lark import (
     ESCAPED,
     Atom,
@@ -56,19 +57,25 @@ Part = Atom | Operator
 def escaped_lark(grammar: str) -> str:
     """Return the grammar in Lark of the texts of `grammar` as the inside of a JSON string.
 
-    Raises NotReadable if it uses something of Lark that has no such form here.
+    Raises NotReadable if it uses something of Lark that has no such form here, or if the result is too large.
     """
     grammar = with_definitions(grammar)
     if _ATTRIBUTES.search(grammar):
         raise NotReadable("attributes and parameters of rules")
     terminals = dict(_TERMINAL.findall(grammar))
-    written, ignoring = [], False
+    known: dict[tuple[LarkToken, bool], str] = {}  # a long terminal may be ignored thousands of times
+    written, size, ignoring = list[str](), 0, False
     for token in lark_tokens(grammar):
         if token.kind == "directive":
             ignoring = token.text[1:].strip() == "ignore"
         elif token.kind == "line":
             ignoring = False
-        written.append(_ignored(token, terminals) if ignoring else _escaped(token, terminals))
+        if (token, ignoring) not in known:
+            known[token, ignoring] = (_ignored if ignoring else _escaped)(token, terminals)
+        written.append(known[token, ignoring])
+        size += len(written[-1])
+        if size > MAX_GRAMMAR_BYTES:
+            raise NotReadable(f"in a JSON string, at most {MAX_GRAMMAR_BYTES} characters are possible")
     return "".join(written)
 
 
@@ -104,6 +111,8 @@ def _escaped(token: LarkToken, terminals: Mapping[str, str]) -> str:
         return f"/{one_of(_range(token.text))}/"
     if token.kind == "regex":
         return escaped_regex(*regex_literal(token.text))
+    if token.kind == "unclosed":
+        raise NotReadable("a string or regular expression that does not end")
     if token.kind == "directive" and token.text[1:].strip() not in ("ignore", "import"):
         raise NotReadable(f"the directive {token.text}")
     if token.text in ("~", "&"):
@@ -162,10 +171,12 @@ def escaped_regex(pattern: str, flags: str = "") -> str:
 
 def _unwrapped(parts: list[Part]) -> list[Part]:
     """Return the parts without anchors at their ends, and without a group around them all."""
-    while parts and parts[0].text == "^":
-        parts = parts[1:]
-    while parts and parts[-1].text == "$":
-        parts = parts[:-1]
+    first, end = 0, len(parts)
+    while first < end and parts[first].text == "^":
+        first += 1
+    while first < end and parts[end - 1].text == "$":
+        end -= 1
+    parts = parts[first:end]
     grouped = parts and parts[0].text in ("(", "(?:", "(?s:") and parts[-1].text == ")"
     if grouped and sum(isinstance(part, Operator) and part.kind == "open" for part in parts) == 1:
         return _unwrapped(parts[1:-1])
@@ -234,34 +245,47 @@ def repeats_line_breaks(grammar: str) -> bool:
         grammar = with_definitions(grammar)
         terminals = {name: list(lark_tokens(text)) for name, text in _TERMINAL.findall(grammar)}
         rules = list(lark_tokens(_IGNORE.sub("", _TERMINAL.sub("", grammar))))
-        used = _reachable((token.text for token in rules), terminals)
-        return any(map(_repeats_in_token, rules)) or any(_repeats(name, terminals) for name in used)
+        parts = {name: {token.text for token in tokens} for name, tokens in terminals.items()}
+        used = _reachable((token.text for token in rules), parts)
+        breaking = {name for name in used if any(map(_has_line_break, terminals[name]))}
+        breaking = _reachable(breaking, _inverted(parts))
+        return any(map(_repeats_in_token, rules)) or any(
+            _repeats(terminals[name], name in breaking) for name in used
+        )
     except NotReadable:
         return True
 
 
-def _reachable(names: Iterable[str], terminals: Mapping[str, Sequence[LarkToken]]) -> set[str]:
-    """Return the terminals among `names`, and those that they consist of."""
+def _reachable(names: Iterable[str], parts: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return the terminals among `names`, and those that they consist of. `parts` has the names in each
+    terminal."""
     found: set[str] = set()
-    left = [name for name in names if name in terminals]
+    left = [name for name in names if name in parts]
     while left:
         name = left.pop()
         if name not in found:
             found.add(name)
-            left += [token.text for token in terminals[name] if token.text in terminals]
+            left += [part for part in parts[name] if part in parts]
     return found
 
 
-def _repeats(name: str, terminals: Mapping[str, Sequence[LarkToken]]) -> bool:
+def _inverted(parts: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+    """Return the terminals that consist of each terminal."""
+    users: dict[str, set[str]] = {name: set() for name in parts}
+    for name, names in parts.items():
+        for part in users.keys() & set(names):
+            users[part].add(name)
+    return users
+
+
+def _repeats(tokens: Sequence[LarkToken], breaking: bool) -> bool:
     """Return whether a terminal may match several line breaks: by itself, not in the terminals that it
-    consists of."""
-    tokens = terminals[name]
+    consists of. `breaking`: it, or one of these, may match a line break."""
     if any(token.text == "~" for token in tokens):
         raise NotReadable("the operator ~")
     if any(map(_repeats_in_token, tokens)):
         return True
-    parts = _reachable([name], terminals) if any(token.kind == "repeat" for token in tokens) else ()
-    return any(_has_line_break(token) for part in parts for token in terminals[part])
+    return breaking and any(token.kind == "repeat" for token in tokens)
 
 
 def _has_line_break(token: LarkToken) -> bool:
