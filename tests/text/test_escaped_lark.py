@@ -42,6 +42,14 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     r'start: /("(a|\\.){1,2}",?\n)+/': (('"a\\""\n"\\n",\n',), ('""\n', '"a\n')),
     'start: /^a"?$/ ("b" ~ 2..3)': (("abb", 'a"bbb'), ("ab", 'a"')),
     'start: (A | B)*  # the letters\nA: /[a-c]+/\nB: /[\\s"\\]-]/': (('abc "]-\n',), ("d", "\\")),
+    r'start: (WORD | "say \"hi\"" | /no./) "\n"' + "\nWORD: /[a-z ]+/": (
+        ("say \n", 'say "hi"\n', "no\n", 'no"\n'),
+        ('say "\n', "\n"),
+    ),
+    r'start: ("a" | "A\""i | /a\\/) /["\t]/': (("a\t", 'a""', "a\\\t", 'A"\t'), ("a\n", 'A"\n')),
+    r'start: /[^"x]*/? "x" (/"b*/ ~ 2) /c\t/+': (('a\nx""c\t', 'x"bb"bc\tc\t'), ('x"bc\t', "xc\t")),
+    'start: "a\\"b" "\\"i"i\n%ignore / /\n': (('a"b "I', 'a"b"i'), ('a "b"i', 'a"b" i')),
+    'start: "a" "b"\n%ignore "\\r\\n"': (("a\r\nb", "ab"), ("a\nb", "a\rb")),
     r"start: S" + "\n%import common.ESCAPED_STRING -> S": (('"a\\"b"', '""', '"\n"'), ('"a', "a")),
 }
 

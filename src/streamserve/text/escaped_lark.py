@@ -7,6 +7,8 @@ writers use. No text of the result contains a quote that could end the string.
 The parser reads the longest text that a string or a regular expression matches, and does not go back: where
 one could end before an escape that begins like one of its own, it must be able to end. So regular expressions
 with escapes and repetitions become rules over characters, and so do terminals, which may consist of them.
+Where another one could end in the middle of a string or regular expression, each escape must begin a new part
+of a sequence. If the grammar ignores some text, this could be between the parts: then they stay together.
 """
 
 import json
@@ -48,6 +50,7 @@ _SEVERAL = re.compile(r"common\s*\(([A-Z_,\s]+)\)")
 _TERMINAL = re.compile(r"(?m)^[ \t]*(_?[A-Z][_A-Z0-9-]*)[ \t]*:([^\n]*(?:\n[ \t]*\|[^\n]*)*)")
 _IGNORE = re.compile(r"(?m)^[ \t]*%[ ]*ignore\b[^\n]*")
 _ATTRIBUTES = re.compile(r"(?m)^[ \t]*[!?]*[a-z_][a-z0-9_-]*[ \t]*(?:\[|::|\{)")
+_BEFORE_ESCAPED = re.compile(r'(?<=.)(?=["\\\x00-\x1f])', re.DOTALL)
 _PLAIN = r'[^"\\\x00-\x1f]'
 _SHORT = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": r"\\"}
 
@@ -63,6 +66,7 @@ def escaped_lark(grammar: str) -> str:
     if _ATTRIBUTES.search(grammar):
         raise NotReadable("attributes and parameters of rules")
     terminals = dict(_TERMINAL.findall(grammar))
+    apart = not _IGNORE.search(grammar)
     known: dict[tuple[LarkToken, bool], str] = {}  # a long terminal may be ignored thousands of times
     written, size, ignoring = list[str](), 0, False
     for token in lark_tokens(grammar):
@@ -71,7 +75,9 @@ def escaped_lark(grammar: str) -> str:
         elif token.kind == "line":
             ignoring = False
         if (token, ignoring) not in known:
-            known[token, ignoring] = (_ignored if ignoring else _escaped)(token, terminals)
+            known[token, ignoring] = (
+                _ignored(token, terminals) if ignoring else _escaped(token, terminals, apart)
+            )
         written.append(known[token, ignoring])
         size += len(written[-1])
         if size > MAX_GRAMMAR_BYTES:
@@ -101,16 +107,16 @@ def _definitions(statement: re.Match[str]) -> str:
     return "\n".join(lines)
 
 
-def _escaped(token: LarkToken, terminals: Mapping[str, str]) -> str:
-    """Return a token of a rule or a terminal as a part of a rule."""
+def _escaped(token: LarkToken, terminals: Mapping[str, str], apart: bool) -> str:
+    """Return a token of a rule or a terminal as a part of a rule. `apart`: each escape begins a new part."""
     if token.kind == "name" and token.text in terminals:
         return f"terminal-{token.text.lower()}"
     if token.kind == "string":
-        return _escaped_string(token.text)
+        return _escaped_string(token.text, apart)
     if token.kind == "range":
         return f"/{one_of(_range(token.text))}/"
     if token.kind == "regex":
-        return escaped_regex(*regex_literal(token.text))
+        return escaped_regex(*regex_literal(token.text), apart)
     if token.kind == "unclosed":
         raise NotReadable("a string or regular expression that does not end")
     if token.kind == "directive" and token.text[1:].strip() not in ("ignore", "import"):
@@ -125,7 +131,7 @@ def _ignored(token: LarkToken, terminals: Mapping[str, str]) -> str:
     repetition suffices."""
     text = terminals.get(token.text, token.text).strip() if token.kind == "name" else token.text
     if token.kind in ("directive", "string", "comment") or not text.strip():
-        return _escaped(token, {})
+        return _escaped(token, {}, apart=False)
     if not (text.startswith("/") and text.rstrip("imslux").endswith("/")):
         raise NotReadable(f"the ignored {text}")
     parts = _unwrapped(list(regex_parts(*regex_literal(text))))
@@ -138,12 +144,23 @@ def _ignored(token: LarkToken, terminals: Mapping[str, str]) -> str:
     return f"/{one_of(parts[0])}/"
 
 
-def _escaped_string(token: str) -> str:
-    text = literal_text(token)
-    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
-    if not token.endswith("i") or escaped == text:
-        return json.dumps(escaped) + ("i" if token.endswith("i") else "")
-    return escaped_regex("".join(sign if sign.isalnum() else rf"\x{{{ord(sign):x}}}" for sign in text), "i")
+def _escaped_string(token: str, apart: bool) -> str:
+    text, case = literal_text(token), "i" if token.endswith("i") else ""
+    if case and not ESCAPED.isdisjoint(text):
+        pattern = "".join(sign if sign.isalnum() else rf"\x{{{ord(sign):x}}}" for sign in text)
+        return escaped_regex(pattern, case, apart)
+    parts = _BEFORE_ESCAPED.split(text) if apart else [text]
+    return _sequence([json.dumps(_inside(part)) + case for part in parts])
+
+
+def _inside(text: str) -> str:
+    """Return a text as the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _sequence(parts: list[str]) -> str:
+    """Return a sequence as one part of a rule."""
+    return parts[0] if len(parts) == 1 else f"({' '.join(parts)})"
 
 
 def _range(token: str) -> Atom:
@@ -152,20 +169,21 @@ def _range(token: str) -> Atom:
     return Atom(rf"[\x{{{ord(first):x}}}-\x{{{ord(last):x}}}]", inside)
 
 
-def escaped_regex(pattern: str, flags: str = "") -> str:
+def escaped_regex(pattern: str, flags: str = "", apart: bool = True) -> str:
     """Return a part of a Lark rule that matches the texts of a regular expression as the inside of a JSON
-    string. Raises NotReadable if the characters of a part are not known."""
+    string. `apart`: each escape begins a new part of the rule. Raises NotReadable if the characters of a part
+    are not known."""
     parts = list(regex_parts(pattern, flags))
     if not any(isinstance(part, Atom) and part.escaped for part in parts):
         return f"/{pattern}/{flags}"
     case = "i" if "i" in flags else ""
     parts = _unwrapped(parts)
     if all(isinstance(part, Atom) for part in parts):
-        return _sequence(parts, case)
+        return _sequence(_runs(parts, case, apart))
     if parts[-1].text in ("*", "+") and all(isinstance(part, Atom) for part in parts[:-1]):
         *before, repeated, operator = parts
         assert isinstance(repeated, Atom)
-        return " ".join(filter(None, (_sequence(before, case), _repeated(repeated, operator.text, case))))
+        return f"({' '.join([*_runs(before, case, apart), _repeated(repeated, operator.text, case)])})"
     return f"({' '.join(_rule_parts(parts, case))})"
 
 
@@ -183,9 +201,15 @@ def _unwrapped(parts: list[Part]) -> list[Part]:
     return parts
 
 
-def _sequence(parts: Sequence[Part], case: str) -> str:
-    pattern = "".join(one_of(part) for part in parts if isinstance(part, Atom))
-    return f"/{pattern}/{case}" if pattern else ""
+def _runs(parts: Sequence[Part], case: str, apart: bool) -> list[str]:
+    """Return a sequence of characters. With `apart`, each one that may be an escape begins a new part."""
+    runs: list[str] = []
+    for part in parts:
+        assert isinstance(part, Atom)
+        if not runs or (apart and part.escaped):
+            runs.append("")
+        runs[-1] += one_of(part)
+    return [f"/{run}/{case}" for run in runs]
 
 
 def _repeated(atom: Atom, operator: str, case: str) -> str:
