@@ -2,13 +2,15 @@
 allows the string's text."""
 
 import json
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from streamserve.protocol.grammar import Grammar, to_llguidance
+from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, to_llguidance
 from streamserve.text.escaped_lark import escaped_lark, repeats_line_breaks
 from streamserve.text.lark import NotReadable, lark_tokens
 from tests.text import patch_grammar
@@ -40,6 +42,14 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     r'start: /("(a|\\.){1,2}",?\n)+/': (('"a\\""\n"\\n",\n',), ('""\n', '"a\n')),
     'start: /^a"?$/ ("b" ~ 2..3)': (("abb", 'a"bbb'), ("ab", 'a"')),
     'start: (A | B)*  # the letters\nA: /[a-c]+/\nB: /[\\s"\\]-]/': (('abc "]-\n',), ("d", "\\")),
+    r'start: (WORD | "say \"hi\"" | /no./) "\n"' + "\nWORD: /[a-z ]+/": (
+        ("say \n", 'say "hi"\n', "no\n", 'no"\n'),
+        ('say "\n', "\n"),
+    ),
+    r'start: ("a" | "A\""i | /a\\/) /["\t]/': (("a\t", 'a""', "a\\\t", 'A"\t'), ("a\n", 'A"\n')),
+    r'start: /[^"x]*/? "x" (/"b*/ ~ 2) /c\t/+': (('a\nx""c\t', 'x"bb"bc\tc\t'), ('x"bc\t', "xc\t")),
+    'start: "a\\"b" "\\"i"i\n%ignore / /\n': (('a"b "I', 'a"b"i'), ('a "b"i', 'a"b" i')),
+    'start: "a" "b"\n%ignore "\\r\\n"': (("a\r\nb", "ab"), ("a\nb", "a\rb")),
     r"start: S" + "\n%import common.ESCAPED_STRING -> S": (('"a\\"b"', '""', '"\n"'), ('"a', "a")),
 }
 
@@ -99,6 +109,9 @@ def test_every_regular_expression_allows_the_escapes_of_its_texts(pattern: str, 
         "start: A\n%import my.A",
         'start: "a"\n%ignore /a"b/',
         'start: /\\bab"/',
+        "start: /[a/",
+        'start: "a',
+        "start: /a",
     ],
 )
 def test_what_has_no_form_in_json_is_named(lark: str) -> None:
@@ -138,3 +151,29 @@ def test_terminals_that_consist_of_each_other_take_a_limited_time() -> None:
     assert not repeats_line_breaks(lark)
     assert repeats_line_breaks(lark + "+")
     assert escaped_lark(lark).count("terminal-a") > 400
+
+
+TERMINALS = "\n".join(f'A{number}: A{number + 1}+ "{"x" * 200}"' for number in range(240))
+SLOW = {
+    "a string that does not end": "start: " + r"\"" * 32000,
+    "a regular expression that does not end": "start: " + r"\/" * 32000,
+    "sets that do not end": "start: /" + "[" * 2000 + "a" * 60000 + "/",
+    "anchors": "start: /" + "^" * 60000 + '"/',
+    "a long terminal that is often ignored": f'start: "a"\nA: /[^{"b" * 30000}]+/\n' + "%ignore A\n" * 3000,
+    "a terminal of anchors that is often ignored": (
+        f'start: "a"\nA: /{"^" * 30000}b+/\n' + "%ignore A\n" * 3000
+    ),
+    "terminals that consist of others": f'start: A0\n{TERMINALS}\nA240: "x"',
+}
+
+
+@pytest.mark.parametrize("lark", SLOW.values(), ids=SLOW)
+def test_a_grammar_of_the_largest_size_is_read_in_a_limited_time(lark: str) -> None:
+    """Before it is known whether the library accepts a grammar."""
+    assert len(lark) <= MAX_GRAMMAR_BYTES
+    began = time.thread_time()
+    assert "".join(token.text for token in lark_tokens(lark)) == lark
+    with suppress(NotReadable):
+        escaped_lark(lark)
+    repeats_line_breaks(lark)
+    assert time.thread_time() - began < 5

@@ -92,6 +92,15 @@ ENDLESS = {
         }.items()
     },
     "a sum of lists": "{{ ([[1] * 100000] * 100000) | sum(start=[]) | length }}",
+    "items of filters": "{{ [0] * 99999999 " + "| map('abs') | select | reject " * 20 + "| list }}",
+    **{
+        f"a text that takes long in {name}": "{{ (" + text + ") | " + name + " }}"
+        for name, text in {
+            "striptags": "'<!---->' * 16000000",
+            "urlize": "'a' + '(' * 60000000 + ')' * 60000000",
+            "wordwrap": "'a' + '-' * 90000000",
+        }.items()
+    },
     "words": "{{ lipsum(n=1000000000) }}",
     "bytes": "{{ 'a'.encode().ljust(2000000000) }}",
     "the bytes of a number": "{{ (5).to_bytes(2000000000, 'little') | length }}",

@@ -4,9 +4,11 @@ Models write the input of a custom tool in a JSON string: a line break is \n the
 string and each regular expression is replaced by one that matches the escaped text, in the spelling that JSON
 writers use. No text of the result contains a quote that could end the string.
 
-The parser reads the longest text that a regular expression matches, and does not go back: where one could end
-before an escape that begins like one of its own, it must be able to end. So regular expressions with escapes
-and repetitions become rules over characters, and so do terminals, which may consist of them.
+The parser reads the longest text that a string or a regular expression matches, and does not go back: where
+one could end before an escape that begins like one of its own, it must be able to end. So regular expressions
+with escapes and repetitions become rules over characters, and so do terminals, which may consist of them.
+Where another one could end in the middle of a string or regular expression, each escape must begin a new part
+of a sequence. If the grammar ignores some text, this could be between the parts: then they stay together.
 """
 
 import json
@@ -14,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
+from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES
 from streamserve.text.lark import (
     ESCAPED,
     Atom,
@@ -47,6 +50,7 @@ _SEVERAL = re.compile(r"common\s*\(([A-Z_,\s]+)\)")
 _TERMINAL = re.compile(r"(?m)^[ \t]*(_?[A-Z][_A-Z0-9-]*)[ \t]*:([^\n]*(?:\n[ \t]*\|[^\n]*)*)")
 _IGNORE = re.compile(r"(?m)^[ \t]*%[ ]*ignore\b[^\n]*")
 _ATTRIBUTES = re.compile(r"(?m)^[ \t]*[!?]*[a-z_][a-z0-9_-]*[ \t]*(?:\[|::|\{)")
+_BEFORE_ESCAPED = re.compile(r'(?<=.)(?=["\\\x00-\x1f])', re.DOTALL)
 _PLAIN = r'[^"\\\x00-\x1f]'
 _SHORT = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": r"\\"}
 
@@ -56,19 +60,28 @@ Part = Atom | Operator
 def escaped_lark(grammar: str) -> str:
     """Return the grammar in Lark of the texts of `grammar` as the inside of a JSON string.
 
-    Raises NotReadable if it uses something of Lark that has no such form here.
+    Raises NotReadable if it uses something of Lark that has no such form here, or if the result is too large.
     """
     grammar = with_definitions(grammar)
     if _ATTRIBUTES.search(grammar):
         raise NotReadable("attributes and parameters of rules")
     terminals = dict(_TERMINAL.findall(grammar))
-    written, ignoring = [], False
+    apart = not _IGNORE.search(grammar)
+    known: dict[tuple[LarkToken, bool], str] = {}  # a long terminal may be ignored thousands of times
+    written, size, ignoring = list[str](), 0, False
     for token in lark_tokens(grammar):
         if token.kind == "directive":
             ignoring = token.text[1:].strip() == "ignore"
         elif token.kind == "line":
             ignoring = False
-        written.append(_ignored(token, terminals) if ignoring else _escaped(token, terminals))
+        if (token, ignoring) not in known:
+            known[token, ignoring] = (
+                _ignored(token, terminals) if ignoring else _escaped(token, terminals, apart)
+            )
+        written.append(known[token, ignoring])
+        size += len(written[-1])
+        if size > MAX_GRAMMAR_BYTES:
+            raise NotReadable(f"in a JSON string, at most {MAX_GRAMMAR_BYTES} characters are possible")
     return "".join(written)
 
 
@@ -94,16 +107,18 @@ def _definitions(statement: re.Match[str]) -> str:
     return "\n".join(lines)
 
 
-def _escaped(token: LarkToken, terminals: Mapping[str, str]) -> str:
-    """Return a token of a rule or a terminal as a part of a rule."""
+def _escaped(token: LarkToken, terminals: Mapping[str, str], apart: bool) -> str:
+    """Return a token of a rule or a terminal as a part of a rule. `apart`: each escape begins a new part."""
     if token.kind == "name" and token.text in terminals:
         return f"terminal-{token.text.lower()}"
     if token.kind == "string":
-        return _escaped_string(token.text)
+        return _escaped_string(token.text, apart)
     if token.kind == "range":
         return f"/{one_of(_range(token.text))}/"
     if token.kind == "regex":
-        return escaped_regex(*regex_literal(token.text))
+        return escaped_regex(*regex_literal(token.text), apart)
+    if token.kind == "unclosed":
+        raise NotReadable("a string or regular expression that does not end")
     if token.kind == "directive" and token.text[1:].strip() not in ("ignore", "import"):
         raise NotReadable(f"the directive {token.text}")
     if token.text in ("~", "&"):
@@ -116,7 +131,7 @@ def _ignored(token: LarkToken, terminals: Mapping[str, str]) -> str:
     repetition suffices."""
     text = terminals.get(token.text, token.text).strip() if token.kind == "name" else token.text
     if token.kind in ("directive", "string", "comment") or not text.strip():
-        return _escaped(token, {})
+        return _escaped(token, {}, apart=False)
     if not (text.startswith("/") and text.rstrip("imslux").endswith("/")):
         raise NotReadable(f"the ignored {text}")
     parts = _unwrapped(list(regex_parts(*regex_literal(text))))
@@ -129,12 +144,23 @@ def _ignored(token: LarkToken, terminals: Mapping[str, str]) -> str:
     return f"/{one_of(parts[0])}/"
 
 
-def _escaped_string(token: str) -> str:
-    text = literal_text(token)
-    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
-    if not token.endswith("i") or escaped == text:
-        return json.dumps(escaped) + ("i" if token.endswith("i") else "")
-    return escaped_regex("".join(sign if sign.isalnum() else rf"\x{{{ord(sign):x}}}" for sign in text), "i")
+def _escaped_string(token: str, apart: bool) -> str:
+    text, case = literal_text(token), "i" if token.endswith("i") else ""
+    if case and not ESCAPED.isdisjoint(text):
+        pattern = "".join(sign if sign.isalnum() else rf"\x{{{ord(sign):x}}}" for sign in text)
+        return escaped_regex(pattern, case, apart)
+    parts = _BEFORE_ESCAPED.split(text) if apart else [text]
+    return _sequence([json.dumps(_inside(part)) + case for part in parts])
+
+
+def _inside(text: str) -> str:
+    """Return a text as the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _sequence(parts: list[str]) -> str:
+    """Return a sequence as one part of a rule."""
+    return parts[0] if len(parts) == 1 else f"({' '.join(parts)})"
 
 
 def _range(token: str) -> Atom:
@@ -143,38 +169,47 @@ def _range(token: str) -> Atom:
     return Atom(rf"[\x{{{ord(first):x}}}-\x{{{ord(last):x}}}]", inside)
 
 
-def escaped_regex(pattern: str, flags: str = "") -> str:
+def escaped_regex(pattern: str, flags: str = "", apart: bool = True) -> str:
     """Return a part of a Lark rule that matches the texts of a regular expression as the inside of a JSON
-    string. Raises NotReadable if the characters of a part are not known."""
+    string. `apart`: each escape begins a new part of the rule. Raises NotReadable if the characters of a part
+    are not known."""
     parts = list(regex_parts(pattern, flags))
     if not any(isinstance(part, Atom) and part.escaped for part in parts):
         return f"/{pattern}/{flags}"
     case = "i" if "i" in flags else ""
     parts = _unwrapped(parts)
     if all(isinstance(part, Atom) for part in parts):
-        return _sequence(parts, case)
+        return _sequence(_runs(parts, case, apart))
     if parts[-1].text in ("*", "+") and all(isinstance(part, Atom) for part in parts[:-1]):
         *before, repeated, operator = parts
         assert isinstance(repeated, Atom)
-        return " ".join(filter(None, (_sequence(before, case), _repeated(repeated, operator.text, case))))
+        return f"({' '.join([*_runs(before, case, apart), _repeated(repeated, operator.text, case)])})"
     return f"({' '.join(_rule_parts(parts, case))})"
 
 
 def _unwrapped(parts: list[Part]) -> list[Part]:
     """Return the parts without anchors at their ends, and without a group around them all."""
-    while parts and parts[0].text == "^":
-        parts = parts[1:]
-    while parts and parts[-1].text == "$":
-        parts = parts[:-1]
+    first, end = 0, len(parts)
+    while first < end and parts[first].text == "^":
+        first += 1
+    while first < end and parts[end - 1].text == "$":
+        end -= 1
+    parts = parts[first:end]
     grouped = parts and parts[0].text in ("(", "(?:", "(?s:") and parts[-1].text == ")"
     if grouped and sum(isinstance(part, Operator) and part.kind == "open" for part in parts) == 1:
         return _unwrapped(parts[1:-1])
     return parts
 
 
-def _sequence(parts: Sequence[Part], case: str) -> str:
-    pattern = "".join(one_of(part) for part in parts if isinstance(part, Atom))
-    return f"/{pattern}/{case}" if pattern else ""
+def _runs(parts: Sequence[Part], case: str, apart: bool) -> list[str]:
+    """Return a sequence of characters. With `apart`, each one that may be an escape begins a new part."""
+    runs: list[str] = []
+    for part in parts:
+        assert isinstance(part, Atom)
+        if not runs or (apart and part.escaped):
+            runs.append("")
+        runs[-1] += one_of(part)
+    return [f"/{run}/{case}" for run in runs]
 
 
 def _repeated(atom: Atom, operator: str, case: str) -> str:
@@ -234,34 +269,47 @@ def repeats_line_breaks(grammar: str) -> bool:
         grammar = with_definitions(grammar)
         terminals = {name: list(lark_tokens(text)) for name, text in _TERMINAL.findall(grammar)}
         rules = list(lark_tokens(_IGNORE.sub("", _TERMINAL.sub("", grammar))))
-        used = _reachable((token.text for token in rules), terminals)
-        return any(map(_repeats_in_token, rules)) or any(_repeats(name, terminals) for name in used)
+        parts = {name: {token.text for token in tokens} for name, tokens in terminals.items()}
+        used = _reachable((token.text for token in rules), parts)
+        breaking = {name for name in used if any(map(_has_line_break, terminals[name]))}
+        breaking = _reachable(breaking, _inverted(parts))
+        return any(map(_repeats_in_token, rules)) or any(
+            _repeats(terminals[name], name in breaking) for name in used
+        )
     except NotReadable:
         return True
 
 
-def _reachable(names: Iterable[str], terminals: Mapping[str, Sequence[LarkToken]]) -> set[str]:
-    """Return the terminals among `names`, and those that they consist of."""
+def _reachable(names: Iterable[str], parts: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return the terminals among `names`, and those that they consist of. `parts` has the names in each
+    terminal."""
     found: set[str] = set()
-    left = [name for name in names if name in terminals]
+    left = [name for name in names if name in parts]
     while left:
         name = left.pop()
         if name not in found:
             found.add(name)
-            left += [token.text for token in terminals[name] if token.text in terminals]
+            left += [part for part in parts[name] if part in parts]
     return found
 
 
-def _repeats(name: str, terminals: Mapping[str, Sequence[LarkToken]]) -> bool:
+def _inverted(parts: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+    """Return the terminals that consist of each terminal."""
+    users: dict[str, set[str]] = {name: set() for name in parts}
+    for name, names in parts.items():
+        for part in users.keys() & set(names):
+            users[part].add(name)
+    return users
+
+
+def _repeats(tokens: Sequence[LarkToken], breaking: bool) -> bool:
     """Return whether a terminal may match several line breaks: by itself, not in the terminals that it
-    consists of."""
-    tokens = terminals[name]
+    consists of. `breaking`: it, or one of these, may match a line break."""
     if any(token.text == "~" for token in tokens):
         raise NotReadable("the operator ~")
     if any(map(_repeats_in_token, tokens)):
         return True
-    parts = _reachable([name], terminals) if any(token.kind == "repeat" for token in tokens) else ()
-    return any(_has_line_break(token) for part in parts for token in terminals[part])
+    return breaking and any(token.kind == "repeat" for token in tokens)
 
 
 def _has_line_break(token: LarkToken) -> bool:

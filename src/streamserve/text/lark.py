@@ -13,8 +13,9 @@ ESCAPED = frozenset('"\\') | {chr(code) for code in range(32)}
 """The characters that a JSON string has to escape."""
 
 Kind = Literal[
-    "comment", "range", "string", "regex", "token", "reference", "directive", "name", "repeat", "line", "sign"
-]
+    "comment", "range", "string", "regex", "unclosed", "token", "reference", "directive", "name", "repeat",
+    "line", "sign",
+]  # fmt: skip
 
 _TOKEN = re.compile(
     r"""
@@ -22,6 +23,7 @@ _TOKEN = re.compile(
   | (?P<range>"(?:\\.|[^"\\])*"[ \t]*\.\.[ \t]*"(?:\\.|[^"\\])*")
   | (?P<string>"(?:\\.|[^"\\])*"i?)
   | (?P<regex>/(?:\\.|[^/\\])+/[imslux]*)
+  | (?P<unclosed>["/].+)
   | (?P<token><[^<>\s]+>)
   | (?P<reference>@[A-Za-z0-9_-]+)
   | (?P<directive>%[ ]*[a-z]+)
@@ -40,6 +42,7 @@ _PART = re.compile(
   | (?P<repeat>[*+]|\{[0-9,\ ]+\})
   | (?P<sign>[|?^$])
   | (?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])
+  | (?P<unclosed>\[)
   | (?P<other>.)
     """,
     re.VERBOSE | re.DOTALL,
@@ -59,7 +62,8 @@ class NotReadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LarkToken:
-    """A token of a grammar in Lark. Spaces and line breaks are tokens, too."""
+    """A token of a grammar in Lark. Spaces and line breaks are tokens, too. A string or a regular expression
+    that does not end is one `unclosed` token with all that follows."""
 
     kind: Kind
     text: str
@@ -140,6 +144,8 @@ def regex_parts(pattern: str, flags: str = "") -> Iterator[Atom | Operator]:
             scopes.pop()
         if kind in ("open", "close", "repeat", "sign"):
             yield Operator(kind, text)  # type: ignore[arg-type]
+        elif kind == "unclosed":
+            raise NotReadable("a set that does not end")
         elif kind == "escape":
             yield _escape(text)
         elif kind == "set":

@@ -42,7 +42,13 @@ MAX_WIDTH = 1 << 20
 MAX_SECONDS = 30.0
 """Limit of a rendering in seconds of processor time, for operations on long texts, which are not counted."""
 
+SQUARED = 256
+"""One iteration for this many units of a text's length squared, in filters that take as long."""
+
 _FILTERS_WITH_NUMBERS = ("batch", "center", "indent", "slice")
+_FILTERS_OF_ITEMS = ("map", "reject", "rejectattr", "select", "selectattr")
+_SLOW_FILTERS = ("striptags", "urlize", "wordwrap")
+"""Filters that may take time in proportion to the square of a text's length."""
 _FILTERS_OF_NESTED = (
     "capitalize", "center", "dictsort", "e", "escape", "forceescape", "groupby", "indent", "lower", "max",
     "min", "pprint", "safe", "sort", "string", "striptags", "title", "trim", "truncate", "unique", "upper",
@@ -104,6 +110,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         # Without the optimizer, constant expressions are evaluated, and counted, when a template is rendered.
         super().__init__(finalize=_written, optimized=False, **options)
         self.filters |= {name: _bounded(self.filters[name]) for name in _FILTERS_WITH_NUMBERS}
+        self.filters |= {name: _counting_items(self.filters[name]) for name in _FILTERS_OF_ITEMS}
+        self.filters |= {name: _counting_square(self.filters[name]) for name in _SLOW_FILTERS}
         self.filters |= {name: _counting_nested(self.filters[name]) for name in _FILTERS_OF_NESTED}
         self.filters |= {COUNT: _count_iterations, JOIN: _join_texts, NESTED: _counted}
         self.filters |= {SEARCHED: _searched, "join": _join, "format": _format}
@@ -252,6 +260,30 @@ def _counting_nested(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def counting(*args: Any, **kwargs: Any) -> Any:
         _count_nested((*args, *kwargs.values()))
+        return function(*args, **kwargs)
+
+    return counting
+
+
+def _counting_items(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that counts an iteration for each item of its value, which is its second argument."""
+
+    @wraps(function)
+    def counting(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        items = (item for item in value if _count_iterations(1)) if value else value
+        return function(context, items, *args, **kwargs)
+
+    return counting
+
+
+def _counting_square(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that counts the squares of the lengths of its texts."""
+
+    @wraps(function)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, (str, *_CONTAINERS)):
+                _count_iterations(len(str(value)) ** 2 // SQUARED)
         return function(*args, **kwargs)
 
     return counting
