@@ -114,6 +114,7 @@ VARIANTS = [
     ("mistral", {"sliding_window": 7}),
     ("mistral", {"sliding_window": None}),
     ("ministral3", MINISTRAL),
+    ("ministral3", {**MINISTRAL, "original_max_position_embeddings": 8}),
     ("ministral3", {**MINISTRAL, "head_dim": 24, "sliding_window": 9, "tie_word_embeddings": True}),
     ("qwen2", {"tie_word_embeddings": True}),
     ("qwen2", WINDOWED_QWEN),

@@ -201,7 +201,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         experts=experts,
         clamp=_clamp(config) if family.clamped else None,
         sinks=family.sinks,
-        query_scaling=read_query_scaling(parameters[0]) if family.scales_queries else None,
+        query_scaling=read_query_scaling(config, parameters[0], family),
         predictors=_predictors(config) if family.predictors else 0,
         multimodal=part is not None,
     )
