@@ -213,6 +213,7 @@ VARIANTS = [
     ("mixtral", MIXTRAL),
     ("mixtral", {**MIXTRAL, "num_experts_per_tok": 1, "sliding_window": 7, "tie_word_embeddings": True}),
     ("gpt_oss", GPT_OSS),
+    ("gpt_oss", {**GPT_OSS, "attention_bias": False}),
     ("gpt_oss", {**GPT_OSS, "num_experts_per_tok": 5, "swiglu_limit": 0.6, "swiglu_alpha": 1.1}),
     ("glm4_moe", GLM4_MOE),
     (

@@ -151,7 +151,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
     heads = config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     vocab_size = config.integer("vocab_size")
-    attention_bias = config.flag("attention_bias", False)
+    attention_bias = config.flag("attention_bias", family.attention_bias)
     tied = config.flag("tie_word_embeddings", family.tied)
     head_dim = _head_dim(config, family)
     rotated = rotated_dimensions(config, parameters[0], head_dim, family.partial_rotary)
