@@ -65,7 +65,7 @@ def make_checkpoint(
     return Path(folder)
 
 
-_VISION: dict[str, dict[str, Any]] = {
+VISION: dict[str, dict[str, Any]] = {
     "gemma3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
                "image_size": 28, "patch_size": 14},
     "mistral3": {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
@@ -76,7 +76,7 @@ _VISION: dict[str, dict[str, Any]] = {
                  "out_hidden_size": _SIZES["hidden_size"], "num_position_embeddings": 16,
                  "deepstack_visual_indexes": [0]},
 }  # fmt: skip
-_VISION["qwen3_vl_moe"] = _VISION["qwen3_vl"]
+VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
 """The config of a small vision tower, by multimodal architecture. Its text part has the given fields."""
 
 
@@ -84,7 +84,7 @@ def _config(architecture: str, fields: dict[str, Any]) -> Any:
     """Return the config of an architecture whose text model has `fields`."""
     from transformers import AutoConfig
 
-    vision = _VISION.get(architecture)
+    vision = VISION.get(architecture)
     if vision is None:
         return AutoConfig.for_model(architecture, **fields)
     text = {"model_type": "mistral"} | fields if architecture == "mistral3" else fields
@@ -92,10 +92,10 @@ def _config(architecture: str, fields: dict[str, Any]) -> Any:
     return AutoConfig.for_model(architecture, text_config=text, vision_config=vision, **outer)
 
 
-def _model_class(architecture: str) -> Any:
+def model_class(architecture: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if architecture in _VISION else AutoModelForCausalLM
+    return AutoModelForImageTextToText if architecture in VISION else AutoModelForCausalLM
 
 
 def _make_model(
@@ -105,8 +105,8 @@ def _make_model(
 
     logging.disable_progress_bar()
     config = _config(architecture, fields)
-    model = _model_class(architecture).from_config(config, dtype=torch.float32)
-    _randomize(model, torch.Generator().manual_seed(seed))
+    model = model_class(architecture).from_config(config, dtype=torch.float32)
+    randomize(model, torch.Generator().manual_seed(seed))
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
     if fields["vocab_size"] >= 300:
         _write_tokenizer(folder, fields["vocab_size"])
@@ -115,11 +115,11 @@ def _make_model(
 def reference_model(folder: Path, dtype: str = "float32") -> Any:
     """Return the checkpoint as a transformers model, the reference for exactness."""
     architecture = json.loads((folder / "config.json").read_bytes())["model_type"]
-    return _model_class(architecture).from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    return model_class(architecture).from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 
 @torch.no_grad()
-def _randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
+def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim >= 2:

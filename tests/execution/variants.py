@@ -114,6 +114,7 @@ VARIANTS = [
     ("mistral", {"sliding_window": 7}),
     ("mistral", {"sliding_window": None}),
     ("ministral3", MINISTRAL),
+    ("ministral3", {**MINISTRAL, "original_max_position_embeddings": 8}),
     ("ministral3", {**MINISTRAL, "head_dim": 24, "sliding_window": 9, "tie_word_embeddings": True}),
     ("qwen2", {"tie_word_embeddings": True}),
     ("qwen2", WINDOWED_QWEN),
@@ -212,6 +213,7 @@ VARIANTS = [
     ("mixtral", MIXTRAL),
     ("mixtral", {**MIXTRAL, "num_experts_per_tok": 1, "sliding_window": 7, "tie_word_embeddings": True}),
     ("gpt_oss", GPT_OSS),
+    ("gpt_oss", {**GPT_OSS, "attention_bias": False}),
     ("gpt_oss", {**GPT_OSS, "num_experts_per_tok": 5, "swiglu_limit": 0.6, "swiglu_alpha": 1.1}),
     ("glm4_moe", GLM4_MOE),
     (

@@ -27,7 +27,8 @@ SMALL: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+ORIGINAL = "original_max_position_embeddings"
+YARN = {"type": "yarn", "factor": 4.0, ORIGINAL: 128}
 LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -156,6 +157,30 @@ def test_ministral_scales_queries_with_what_its_rope_parameters_say(tmp_path):
     assert read(tmp_path, "Ministral3ForCausalLM", rope_parameters=YARN).query_scaling is None
     with pytest.raises(CheckpointError, match="rope_scaling is missing"):
         read(tmp_path, "Ministral3ForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("kind", "inner", "outer", "expected"),
+    [
+        ("yarn", 128, 64, 64),
+        ("yarn", 128, None, 128),
+        ("yarn", None, 64, 64),
+        ("yarn", None, None, SMALL["max_position_embeddings"]),
+        ("default", 128, 64, 128),
+    ],
+)
+def test_ministral_scales_queries_by_the_original_number_of_positions(tmp_path, kind, inner, outer, expected):
+    """As in transformers: with "yarn" the number at the top of the config has precedence; with "default" only
+    the number in the rope parameters is used."""
+    rope = {"rope_type": kind, "factor": 4.0, "llama_4_scaling_beta": 0.1, ORIGINAL: inner}
+    spec = read(tmp_path, "Ministral3ForCausalLM", rope_parameters=rope, **{ORIGINAL: outer})
+    assert spec.query_scaling == QueryScaling(0.1, expected)
+
+
+def test_ministral_without_an_original_number_of_positions_is_refused(tmp_path):
+    rope = {"rope_type": "default", "llama_4_scaling_beta": 0.1}
+    with pytest.raises(CheckpointError, match=f"rope_parameters: {ORIGINAL} is missing"):
+        read(tmp_path, "Ministral3ForCausalLM", rope_parameters=rope, **{ORIGINAL: 64})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,13 @@ from streamserve.execution.model.fields import Fields
 from streamserve.execution.model.spec import read_spec
 from streamserve.execution.model.text_part import OTHER_PARTS, TEXT_PARTS, text_fields
 from streamserve.protocol.errors import CheckpointError
-from tests.execution.variants import QWEN3_MOE, logits_by_transformers, logits_of
+from tests.execution.variants import (
+    IMAGE_ROPE,
+    QWEN3_MOE,
+    WINDOWED_QWEN,
+    logits_by_transformers,
+    logits_of,
+)
 
 Shared = Callable[..., Path]
 
@@ -79,6 +85,46 @@ def test_a_config_of_gemma_3_may_leave_out_what_is_the_default() -> None:
     assert (fields.integer("vocab_size"), fields.integer("num_attention_heads")) == (262_208, 8)
     assert (fields.integer("hidden_size"), fields.integer("num_hidden_layers")) == (2560, 34)
     assert (fields.get("eos_token_id"), fields.get("dtype")) == ([1, 106], "bfloat16")
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def test_fields_left_out_of_a_text_part_mean_what_they_mean_to_transformers(
+    tmp_path: Path, family: str
+) -> None:
+    from transformers import AutoConfig
+
+    text = {
+        "model_type": f"{family}_text", "vocab_size": 152_064, "hidden_size": 4096, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 32, "max_position_embeddings": 512, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    }  # fmt: skip
+    model = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+    name = f"{model.get(family, 'Qwen3VLMoe')}ForConditionalGeneration"
+    config = {"model_type": family, "architectures": [name], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec, expected = read_spec(tmp_path), AutoConfig.from_pretrained(tmp_path).text_config
+    assert spec.num_kv_heads == expected.num_key_value_heads
+    assert spec.head_dim == getattr(expected, "head_dim", 4096 // 32)
+    assert spec.rms_norm_eps == expected.rms_norm_eps
+    assert spec.ropes[0]
+    assert spec.ropes[0].theta == expected.rope_parameters["rope_theta"]
+    end = getattr(expected, "eos_token_id", None)
+    assert spec.eos_token_ids == (() if end is None else (end,))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_vl", "qwen3_vl_moe"])
+def test_the_text_parts_of_qwen3_vl_have_no_sliding_windows(
+    shared_checkpoint: Shared, tmp_path: Path, architecture: str
+) -> None:
+    """transformers ignores these fields in the text parts of Qwen3-VL, unlike in the text models."""
+
+    def windowed(config: dict[str, Any]) -> None:
+        config["text_config"] |= WINDOWED_QWEN
+
+    folder = shared_checkpoint(architecture, **QWEN3_MOE | {"head_dim": 16, "rope_parameters": IMAGE_ROPE})
+    changed = change(folder, tmp_path / "windowed", windowed)
+    assert read_spec(changed).windows == (None, None)
+    torch.testing.assert_close(logits_of(changed, [60]), logits_by_transformers(changed), rtol=0, atol=1e-4)
 
 
 def test_stacks_of_experts_are_read_in_both_layouts(shared_checkpoint: Shared, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_contents_without_a_record_go_where_no_record_is_damaged(tmp_path: Path)
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     """A folder of the operator may have subfolders of these names, with anything in them."""
     others = {"report.pdf", "requests.jsonl", "package.json", "file-1.jsonl", "notes.part", "file-1.json"}
+    others |= {FILES[0], f"{FILES[0]}.txt", f"{FILES[0]}.jsonl.bak", f"{FILES[0]}.gz", f"{BATCHES[0]}.old"}
     for part in ("files", "batches"):
         (tmp_path / part).mkdir()
         for name in others:

@@ -103,7 +103,7 @@ class Architecture:
     The other fields are defaults for configs without the field:
 
     * `kv_heads` (None: the number of heads), `head_dim` (None: hidden_size / heads), `window` (None: none),
-      `theta`, `epsilon`, `tied` embeddings.
+      `theta`, `epsilon`, `tied` embeddings, `attention_bias`.
     * `original_positions`: the default of original_max_position_embeddings, which stands next to the rope
       parameters (None: among them).
     * `local_theta`: the base wavelength in layers with a window (None: `theta`).
@@ -141,6 +141,7 @@ class Architecture:
     theta: float = 10_000.0
     epsilon: float = 1e-6
     tied: bool = False
+    attention_bias: bool = False
     original_positions: int | None = None
     local_theta: float | None = None
     query_scalar: int | None = None
@@ -193,7 +194,7 @@ ARCHITECTURES = {
         ),
     ),
     "GptOssForCausalLM": Architecture(
-        qkv_bias=True, out_bias=True, mlp_bias=False, windows="every second", window=128, wide_norms=True,
+        attention_bias=True, mlp_bias=False, windows="every second", window=128, wide_norms=True,
         needs_rope=True, kv_heads=8, head_dim=64, theta=150_000.0, epsilon=1e-5, clamped=True, sinks=True,
         mixture=Mixture(
             ExpertTensors(router="router", gate_up=("gate_up_proj",), stacked=True, alternating=True),

@@ -32,6 +32,10 @@ KINDS_BY_LAYER = ("default", "linear", "yarn")
 """Supported values of `rope_type`: for one set of rope parameters, and for a set for each kind of layer."""
 
 
+STRETCHED = ("llama3", "longrope", "yarn")
+"""Values of `rope_type` with which transformers completes the original number of positions."""
+
+
 @dataclass(frozen=True)
 class RopeSpec:
     """Rotary position embedding: base wavelength `theta`, and the `scaling` for long contexts.
@@ -161,9 +165,7 @@ def _read_rope(
         if parameters.get(name) is not None:
             parameters.refuse(name, "is not supported")
     theta = parameters.number("rope_theta", theta, 1.0, MAX_THETA)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind in family.longrope_names:
-        kind = "longrope"
+    kind = _kind(parameters, family)
     kinds = KINDS if family.local_theta is None else KINDS_BY_LAYER
     if kind not in kinds:
         supported = ", ".join(map(repr, kinds))
@@ -184,11 +186,19 @@ def _read_rope(
     return _yarn(parameters, theta, original)
 
 
-def read_query_scaling(parameters: Fields) -> QueryScaling | None:
+def _kind(parameters: Fields, family: Architecture) -> object:
+    """Return the value of `rope_type` in rope parameters, not validated."""
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    return "longrope" if kind in family.longrope_names else kind
+
+
+def read_query_scaling(config: Fields, parameters: Fields, family: Architecture) -> QueryScaling | None:
     """Return the scaling of queries in rope parameters; None if there is none."""
-    if not parameters.get(QUERY_SCALING):
+    if not (family.scales_queries and parameters.get(QUERY_SCALING)):
         return None
     beta = parameters.number(QUERY_SCALING, None, 1e-6, 1e6)
+    if _kind(parameters, family) in STRETCHED:
+        return QueryScaling(beta, _original_positions(config, parameters, family))
     return QueryScaling(beta, parameters.integer(ORIGINAL, maximum=MAX_POSITIONS))
 
 

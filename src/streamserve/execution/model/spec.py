@@ -151,7 +151,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
     heads = config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     vocab_size = config.integer("vocab_size")
-    attention_bias = config.flag("attention_bias", False)
+    attention_bias = config.flag("attention_bias", family.attention_bias)
     tied = config.flag("tie_word_embeddings", family.tied)
     head_dim = _head_dim(config, family)
     rotated = rotated_dimensions(config, parameters[0], head_dim, family.partial_rotary)
@@ -201,7 +201,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         experts=experts,
         clamp=_clamp(config) if family.clamped else None,
         sinks=family.sinks,
-        query_scaling=read_query_scaling(parameters[0]) if family.scales_queries else None,
+        query_scaling=read_query_scaling(config, parameters[0], family),
         predictors=_predictors(config) if family.predictors else 0,
         multimodal=part is not None,
     )

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from streamserve.execution.model.architectures import ARCHITECTURES, Architecture, ExpertTensors, Mixture
+from streamserve.execution.model.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    ExpertTensors,
+    Mixture,
+    Windows,
+)
 from streamserve.execution.model.fields import Fields, shown
 
 OTHER_PARTS = tuple(
@@ -31,12 +37,19 @@ that the embedding is the plain one."""
 class TextPart:
     """The text part of a multimodal architecture: the `architectures` that compute it, by its model_type in
     configs, and the `defaults` of transformers' class for it that the architecture lacks. `mixture` replaces
-    the architecture's mixture of experts."""
+    the architecture's mixture of experts, and `windows` its rule of sliding windows."""
 
     architectures: Mapping[str, str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     mixture: Mixture | None = None
+    windows: Windows | None = None
 
+
+QWEN2_DEFAULTS = {
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_window_layers": 80,
+    "eos_token_id": 151_645,
+}  # fmt: skip
+"""The defaults of the text parts of Qwen2-VL and Qwen2.5-VL."""
 
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart(
@@ -50,16 +63,19 @@ TEXT_PARTS = {
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
     ),
     "Qwen2VLForConditionalGeneration": TextPart(
-        dict.fromkeys(("qwen2_vl_text", "qwen2_vl"), "Qwen2ForCausalLM")
+        dict.fromkeys(("qwen2_vl_text", "qwen2_vl"), "Qwen2ForCausalLM"), QWEN2_DEFAULTS
     ),
     "Qwen2_5_VLForConditionalGeneration": TextPart(
-        dict.fromkeys(("qwen2_5_vl_text", "qwen2_5_vl"), "Qwen2ForCausalLM")
+        dict.fromkeys(("qwen2_5_vl_text", "qwen2_5_vl"), "Qwen2ForCausalLM"), QWEN2_DEFAULTS
     ),
-    "Qwen3VLForConditionalGeneration": TextPart({"qwen3_vl_text": "Qwen3ForCausalLM"}),
+    "Qwen3VLForConditionalGeneration": TextPart(
+        {"qwen3_vl_text": "Qwen3ForCausalLM"}, {"rope_theta": 500_000.0}, windows="none"
+    ),
     "Qwen3VLMoeForConditionalGeneration": TextPart(
         {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
         {"num_key_value_heads": 16, "rope_theta": 500_000.0},
         Mixture(ExpertTensors(gate_up=("gate_up_proj",), stacked=True), normalized=True),
+        windows="none",
     ),
 }  # fmt: skip
 """The multimodal architectures whose text part is served."""
@@ -84,12 +100,10 @@ def text_fields(config: Fields, part: TextPart) -> tuple[Fields, str]:
 def text_family(config: Fields, part: TextPart, architecture: str) -> Architecture:
     """Return the properties of the text part's architecture. A quantized checkpoint has a tensor for each
     expert, as that of a text model has."""
-    family = ARCHITECTURES[architecture]
-    if part.mixture is None:
-        return family
-    quantized = config.get("quantization_config") is not None
-    mixture = replace(part.mixture, tensors=ExpertTensors()) if quantized else part.mixture
-    return replace(family, mixture=mixture)
+    family, mixture = ARCHITECTURES[architecture], part.mixture
+    if mixture and config.get("quantization_config") is not None:
+        mixture = replace(mixture, tensors=ExpertTensors())
+    return replace(family, mixture=mixture or family.mixture, windows=part.windows or family.windows)
 
 
 def _plain(parameters: Any) -> Any:

@@ -3,6 +3,7 @@
 files/ID.json       a file's record; written last, so that a file without a record is incomplete
 files/ID.jsonl      its content
 batches/ID.json     a batch
+*/ID.part           a record that was not written to its end
 *.damaged           files that could not be used when a server started, left for the operator
 lock                locked by the server that uses the folder
 
@@ -164,14 +165,16 @@ class BatchFolder:
         """Remove contents without a record, except the results of batches that go on, and count the others.
         If a record was `damaged`, contents without a record may belong to it: they are set aside."""
         growing = {name for stored in self.unfinished() for name in (stored.output, stored.error)}
-        for path in [*self._files_path.iterdir(), *self._batches_path.glob("*.part")]:
-            known = path.suffix == ".jsonl" and path.stem in growing | self.files.keys()
-            if not _ID.fullmatch(path.stem) or path.suffix == ".json":
+        known = growing | self.files.keys()
+        parts = [*self._files_path.glob("*.part"), *self._batches_path.glob("*.part")]
+        for path in [*self._files_path.glob("*.jsonl"), *parts]:
+            if not _ID.fullmatch(path.stem):
                 continue
-            if known and path.is_file():
+            has_record = path.suffix == ".jsonl" and path.stem in known
+            if has_record and path.is_file():
                 self.held += _size(path)
-            elif path.suffix == ".jsonl" and (damaged or known):
-                _set_aside(path, "it is not a file" if known else "its record may be damaged")
+            elif path.suffix == ".jsonl" and (damaged or has_record):
+                _set_aside(path, "it is not a file" if has_record else "its record may be damaged")
             elif not path.is_dir():
                 path.unlink()
 

@@ -212,6 +212,25 @@ def test_experts_in_blocks_are_integers(
 
 
 @needs_kernels
+def test_blocks_that_predict_further_tokens_are_neither_loaded_nor_logged_as_rounded(
+    shared_checkpoint: Shared, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = shared_checkpoint("glm4_moe", **{**SIZES, **MIXTURES["glm4_moe"], "num_hidden_layers": 2})
+
+    def predictor(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("blk.2.nextn.eh_proj.weight", np.ones((256, 512), np.float32))
+
+    write_gguf(source, tmp_path / "plain.gguf", "Q8_0")
+    write_gguf(source, tmp_path / "predictor.gguf", "Q8_0", change=predictor)
+    with caplog.at_level(logging.INFO):
+        loaded, plain = (load(config(tmp_path / f"{name}.gguf")) for name in ("predictor", "plain"))
+    assert loaded.model.spec.predictors == 1
+    assert torch.equal(logits_of(loaded), logits_of(plain))
+    assert caplog.text.count("1 matrices are rounded to bfloat16: token_embd.weight (Q8_0)") == 2
+    assert "nextn" not in caplog.text
+
+
+@needs_kernels
 def test_routers_are_not_logged_as_rounded(
     shared_checkpoint: Shared, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

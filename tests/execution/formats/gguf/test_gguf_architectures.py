@@ -134,6 +134,7 @@ def yarn(name: str, value: float) -> Callable[[gguf.GGUFWriter], None]:
         ("qwen3vl", entry("qwen3vl.rope.dimension_sections", [2, 3, 2, 1]), "must have sections of time"),
         ("glm4moe", entry("glm4moe.expert_gating_func", 1), "expert_gating_func is not supported"),
         ("glm4moe", entry("glm4moe.expert_group_count", 3), "3 does not divide 8 experts"),
+        ("glm4moe", entry("glm4moe.expert_shared_count", 1), "contradicts the shared expert's 80 inner"),
         ("glm4moe", entry("glm4moe.expert_group_used_count", 5), "must be an integer from 1 to 4, not 5"),
         ("glm4moe", entry("glm4moe.nextn_predict_layers", 9), "must be an integer from 0 to"),
         ("qwen3 yarn", entry("qwen3.attention.temperature_scale", 0.1), "temperature_scale is not supported"),

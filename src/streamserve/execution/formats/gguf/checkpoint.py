@@ -55,7 +55,8 @@ class GgufCheckpoint:
         self._family = FAMILIES[model.metadata.text("general.architecture")]
         self._heads: dict[str, int] = {}
         self._experts = spec.experts.count if spec.experts else 0
-        self._further = range(spec.num_layers, spec.num_layers + spec.predictors)
+        further = range(spec.num_layers, spec.num_layers + spec.predictors)
+        self._further = tuple(layer_tensor(layer, "") for layer in further)
         if self._family.permuted:
             heads = {"self_attn.q_proj": spec.num_heads, "self_attn.k_proj": spec.num_kv_heads}
             for layer in range(spec.num_layers):
@@ -86,8 +87,7 @@ class GgufCheckpoint:
             is_vector = len(shape) == 1 or stored.endswith(".bias")
             if is_vector and tensors[stored].type.name not in FLOATS:
                 self._refuse(stored, f"is of type {tensors[stored].type.name}: a vector must be of floats")
-        further = tuple(layer_tensor(layer, "") for layer in self._further)
-        for stored in sorted(name for name in tensors.keys() - known if not name.startswith(further)):
+        for stored in sorted(name for name in tensors.keys() - known if not name.startswith(self._further)):
             self._refuse(stored, "is unknown to this architecture")
 
     def log_rounded(self, spec: ModelSpec, dtype: torch.dtype, head_is_stored: bool) -> None:
@@ -103,7 +103,8 @@ class GgufCheckpoint:
         rounded = [
             f"{name} ({info.type.name})"
             for name, info in self._model.tensors.items()
-            if len(info.shape) >= 2
+            if not name.startswith(self._further)
+            and len(info.shape) >= 2
             and name.endswith(".weight")
             and name not in held
             and info.type.name not in exact

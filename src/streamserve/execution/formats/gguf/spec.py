@@ -13,6 +13,7 @@ from streamserve.execution.formats.gguf.families import (
     GROUPS,
     PREDICTORS,
     SCALE,
+    SHARED_COUNT,
 )
 from streamserve.execution.formats.gguf.names import EMBEDDING, HEAD, layer_tensor, part_name
 from streamserve.execution.formats.gguf.ropes import YARN, read_layers, read_query_scaling
@@ -256,6 +257,9 @@ def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
 def _with_sigmoids(metadata: Metadata, prefix: str, experts: Experts) -> Experts:
     """Return experts whose scores are sigmoids, with the file's groups and scale (0 means 1, as in
     llama.cpp)."""
+    key, size = prefix + SHARED_COUNT, experts.intermediate_size
+    if key in metadata and metadata.integer(key, minimum=0) * size != experts.shared_size:
+        metadata.refuse(key, f"contradicts the shared expert's {experts.shared_size} inner features")
     groups = metadata.integer(prefix + GROUPS, 1, minimum=0, maximum=max(1, experts.count // 2)) or 1
     if experts.count % groups:
         metadata.refuse(prefix + GROUPS, f"{groups} does not divide {experts.count} experts")
