@@ -76,6 +76,7 @@ TAKEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("--tool-call-parser", "openai", {"tool_parser": "harmony"}),
     ("--reasoning-parser", "openai_gptoss", {"reasoning_parser": "harmony"}),
     ("runner", "pooling", {"task": "embed"}),
+    ("--runner", "generate", {"task": "generate"}),
     ("task", "embedding", {"task": "embed"}),
     ("--is-embedding", True, {"task": "embed"}),
     ("--embedding", True, {"task": "embed"}),
@@ -273,6 +274,14 @@ def test_a_setting_under_two_names_is_refused() -> None:
         adopt({"max_model_len": 5, "num_ctx": 6})
     both = {"enable_lora": True, "--lora-modules": ["a=/a", "b=/b"]}
     assert adopt(both).settings == {"lora": ["a=/a", "b=/b"]}
+
+
+def test_a_reranker_has_the_runner_of_all_models_that_pool() -> None:
+    """As in vLLM's example of Qwen3-Reranker."""
+    overrides = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
+    assert adopt({"runner": "pooling", "hf_overrides": overrides}).settings == {"task": "score"}
+    assert adopt({"runner": "pooling", "hf_overrides": {}}).settings == {"task": "embed"}
+    assert adopt({"--runner": "pooling", "--task": "score"}).settings == {"task": "score"}
 
 
 @pytest.mark.parametrize(

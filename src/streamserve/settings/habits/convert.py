@@ -170,6 +170,15 @@ def origins(value: Any, given: Mapping[str, Any]) -> Meaning:
     return Meaning({"cors_origin": _listed(_parsed(value))})
 
 
+def runner(value: Any, given: ChainMap[str, Any]) -> Meaning:
+    """Convert vLLM's runner. What else is given may say of a pooling runner that it scores."""
+    if value != "pooling":
+        return Meaning({"task": value})
+    tasks = ("task", "--task", "hf_overrides", "--hf-overrides")
+    named = any(given.maps[0].get(name) not in (None, {}, "{}") for name in tasks)
+    return Meaning({} if named or given.get("task") == "score" else {"task": "embed"})
+
+
 def reranker(value: Any, given: Mapping[str, Any]) -> Meaning:
     """Convert the overrides with which vLLM serves Qwen3-Reranker. Raises Refusal for others."""
     overrides = _parsed(value)
