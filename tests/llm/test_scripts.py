@@ -49,7 +49,8 @@ def test_basic(llm: LLM) -> None:
     outputs = llm.generate(prompts, sampling_params)
     assert [output.prompt for output in outputs] == prompts
     assert all(output.outputs[0].finished() for output in outputs)
-    assert llm.generate(prompts, sampling_params=sampling_params)[0].outputs == outputs[0].outputs
+    given: dict[str, Any] = {"use_tqdm": False, "priority": None, "lora_request": None}  # vLLM's defaults
+    assert llm.generate(prompts, sampling_params=sampling_params, **given)[0].outputs == outputs[0].outputs
 
 
 def test_prompts_are_mappings(llm: LLM) -> None:
