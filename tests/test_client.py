@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from collections.abc import Callable
 from email.parser import Parser
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -172,6 +174,59 @@ def test_refusals(server: Served) -> None:
         with pytest.raises(StreamError) as caught:
             stream.append("b")
         assert (caught.value.status, caught.value.version) == (409, 1)
+
+
+def replying(monkeypatch: pytest.MonkeyPatch, reply: Callable[[httpx.Request], httpx.Response]) -> None:
+    """Let `reply` answer the requests of clients."""
+    for kind in (httpx.Client, httpx.AsyncClient):
+        make = partial(kind, transport=httpx.MockTransport(reply))
+        monkeypatch.setattr(httpx, kind.__name__, make)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "message"),
+    [
+        (502, '{"error": "bad gateway"}', '{"error": "bad gateway"}'),
+        (403, '["no"]', '["no"]'),
+        (404, '{"detail": "Not Found"}', '{"detail": "Not Found"}'),
+        (200, "<html>", "<html>"),
+        (429, '{"error": {"message": "too many"}}', "too many"),
+    ],
+)
+async def test_a_reply_of_a_proxy_is_shown(
+    monkeypatch: pytest.MonkeyPatch, status: int, text: str, message: str
+) -> None:
+    replying(monkeypatch, lambda request: httpx.Response(status, text=text))
+    with pytest.raises(StreamError) as caught:
+        PromptStream("http://server")
+    assert (caught.value.status, str(caught.value)) == (status, message)
+    with pytest.raises(StreamError) as caught:
+        await AsyncPromptStream("http://server").open()
+    assert (caught.value.status, str(caught.value)) == (status, message)
+
+
+async def test_an_error_of_the_program_is_not_hidden_by_a_server_that_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    methods = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        methods.append(request.method)
+        if request.method == "DELETE":
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json={"id": "a", "version": 0})
+
+    replying(monkeypatch, reply)
+    stream = PromptStream("http://server")
+    with pytest.raises(KeyError), stream:
+        raise KeyError
+    other = AsyncPromptStream("http://server")
+    with pytest.raises(KeyError):
+        async with other:
+            raise KeyError
+    assert methods == ["POST", "DELETE"] * 2
+    assert stream._http.is_closed
+    assert other._http.is_closed
 
 
 def test_a_request_whose_reply_is_lost_is_sent_again(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ The distribution `streamserve-client` has this package alone. It needs httpx, an
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import httpx
@@ -136,9 +136,11 @@ class PromptStream:
                 yield from _pieces(line)
 
     def close(self) -> None:
-        """Delete the stream, unless it was answered, and close the connection."""
+        """Delete the stream, unless it was answered, and close the connection. If the server cannot be
+        reached, it deletes the stream later (stream_ttl)."""
         if not self._http.is_closed:
-            self._http.delete(f"/v1/streams/{self.id}")
+            with suppress(httpx.TransportError):
+                self._http.delete(f"/v1/streams/{self.id}")
             self._http.close()
 
     def __enter__(self) -> "PromptStream":
@@ -233,9 +235,11 @@ class AsyncPromptStream:
                     yield piece
 
     async def close(self) -> None:
-        """Delete the stream, unless it was answered, and close the connection."""
+        """Delete the stream, unless it was answered, and close the connection. If the server cannot be
+        reached, it deletes the stream later (stream_ttl)."""
         if not self._http.is_closed:
-            await self._http.delete(f"/v1/streams/{self.id}")
+            with suppress(httpx.TransportError):
+                await self._http.delete(f"/v1/streams/{self.id}")
             await self._http.aclose()
 
     async def __aenter__(self) -> "AsyncPromptStream":
@@ -270,14 +274,16 @@ def _chunk_ref(chunk: ChunkRef) -> dict[str, Any]:
 
 
 def _checked(reply: httpx.Response) -> dict[str, Any]:
-    """Return the reply's body. Raises StreamError if the reply is a refusal."""
+    """Return the reply's body. Raises StreamError if the reply is a refusal, or of another server."""
     try:
-        body = dict(reply.json())
+        body = reply.json()
     except ValueError:
-        body = {"error": {"message": reply.text[:300]}}
-    if reply.is_success:
+        body = None
+    if reply.is_success and isinstance(body, dict):
         return body
-    error = body.get("error", {})
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):  # of a proxy
+        error = {"message": reply.text[:300]}
     raise StreamError(reply.status_code, str(error.get("message")), error.get("version"))
 
 

@@ -49,7 +49,8 @@ def test_basic(llm: LLM) -> None:
     outputs = llm.generate(prompts, sampling_params)
     assert [output.prompt for output in outputs] == prompts
     assert all(output.outputs[0].finished() for output in outputs)
-    assert llm.generate(prompts, sampling_params=sampling_params)[0].outputs == outputs[0].outputs
+    given: dict[str, Any] = {"use_tqdm": False, "priority": None, "lora_request": None}  # vLLM's defaults
+    assert llm.generate(prompts, sampling_params=sampling_params, **given)[0].outputs == outputs[0].outputs
 
 
 def test_prompts_are_mappings(llm: LLM) -> None:
@@ -266,6 +267,32 @@ def test_the_async_engine_yields_outputs_of_every_kind(llm: LLM) -> None:
         assert [output.finished for output in outputs_of_kind] == [False] * (len(outputs_of_kind) - 1) + [
             True
         ]
+
+
+def test_each_part_of_the_output_is_in_one_delta(llm: LLM) -> None:
+    """A script that joins the deltas, or counts the choices that end, needs no more than they have."""
+    engine: AsyncLLM = llm._llm
+    stops = {"n": 3, "temperature": 1.0, "seed": 2, "max_tokens": 24, "stop": ["."], "prompt_logprobs": 1}
+
+    async def outputs() -> list[RequestOutput]:
+        params = SamplingParams(**stops, logprobs=0, output_kind=RequestOutputKind.DELTA)
+        return [output async for output in engine.generate("Hello, my name is", params)]
+
+    (whole,) = llm.generate("Hello, my name is", SamplingParams(**stops, logprobs=0))
+    deltas = asyncio.run_coroutine_threadsafe(outputs(), llm._loop).result()
+    parts = [choice for output in deltas for choice in output.outputs]
+    assert len({len(choice.token_ids) for choice in whole.outputs}) > 1, "they end at different times"
+    assert {len(output.outputs) for output in deltas} == {1}
+    for choice in whole.outputs:
+        own = [part for part in parts if part.index == choice.index]
+        assert "".join(part.text for part in own) == choice.text
+        assert [token for part in own for token in part.token_ids] == choice.token_ids
+        assert [entry for part in own for entry in part.logprobs or ()] == choice.logprobs
+        assert [part.finish_reason for part in own if part.finished()] == [choice.finish_reason]
+        assert own[-1].cumulative_logprob == choice.cumulative_logprob
+    with_prompt = [output.prompt_logprobs for output in deltas if output.prompt_logprobs is not None]
+    assert with_prompt == [whole.prompt_logprobs]
+    assert [output.finished for output in deltas] == [False] * (len(deltas) - 1) + [True]
 
 
 def test_the_share_of_the_memory_is_as_the_refusal_says() -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from streamserve.cli.main import app
+from streamserve.protocol.config import ModelConfig
 from streamserve.settings.commands import acting
 from streamserve.settings.habits.habit import Habit, Kind, key_of, named_settings
 from streamserve.settings.habits.table import HABITS, SAME, adopt, habits_by_name
@@ -36,11 +37,11 @@ TAKEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("max_model_len", 4096, {"max_model_len": 4096}),
     ("--max-model-len", "4k", {"max_model_len": 4000}),
     ("--max-model-len", "4K", {"max_model_len": 4096}),
-    ("--max-model-len", "auto", {}),
-    ("max_model_len", -1, {}),
+    ("--max-model-len", "auto", {"max_model_len": None}),
+    ("max_model_len", -1, {"max_model_len": None}),
     ("-c", "4096", {"max_model_len": "4096"}),
     ("--ctx-size", "4096", {"max_model_len": "4096"}),
-    ("-c", "0", {}),
+    ("-c", "0", {"max_model_len": None}),
     ("--context-length", "4096", {"max_model_len": "4096"}),
     ("num_ctx", 4096, {"max_model_len": 4096}),
     ("--tp", "2", {"tensor_parallel_size": "2"}),
@@ -50,7 +51,7 @@ TAKEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("num_gpu_blocks_override", 99, {"num_blocks": 99}),
     ("--max-running-requests", "8", {"max_num_seqs": "8"}),
     ("--parallel", "4", {"max_num_seqs": "4"}),
-    ("-np", "-1", {}),
+    ("-np", "-1", {"max_num_seqs": ModelConfig(path="").max_num_seqs}),
     ("-t", "2", {"threads": "2"}),
     ("num_thread", 2, {"threads": 2}),
     ("-b", "256", {"max_num_batched_tokens": "256"}),
@@ -75,6 +76,7 @@ TAKEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("--tool-call-parser", "openai", {"tool_parser": "harmony"}),
     ("--reasoning-parser", "openai_gptoss", {"reasoning_parser": "harmony"}),
     ("runner", "pooling", {"task": "embed"}),
+    ("--runner", "generate", {"task": "generate"}),
     ("task", "embedding", {"task": "embed"}),
     ("--is-embedding", True, {"task": "embed"}),
     ("--embedding", True, {"task": "embed"}),
@@ -272,6 +274,45 @@ def test_a_setting_under_two_names_is_refused() -> None:
         adopt({"max_model_len": 5, "num_ctx": 6})
     both = {"enable_lora": True, "--lora-modules": ["a=/a", "b=/b"]}
     assert adopt(both).settings == {"lora": ["a=/a", "b=/b"]}
+
+
+def test_a_reranker_has_the_runner_of_all_models_that_pool() -> None:
+    """As in vLLM's example of Qwen3-Reranker."""
+    overrides = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
+    assert adopt({"runner": "pooling", "hf_overrides": overrides}).settings == {"task": "score"}
+    assert adopt({"runner": "pooling", "hf_overrides": {}}).settings == {"task": "embed"}
+    assert adopt({"--runner": "pooling", "--task": "score"}).settings == {"task": "score"}
+
+
+@pytest.mark.parametrize(
+    ("file", "variables", "flags", "name", "value"),
+    [
+        ("max_model_len = 256", {}, {"--max-model-len": "auto"}, "max_model_len", None),
+        ("threads = 3", {"THREADS": "2"}, {"-t": "-1"}, "threads", 0),
+        ("max_num_seqs = 3", {"PARALLEL": "-1"}, {}, "max_num_seqs", 64),
+        ("max_loras = 4", {}, {"--enable-lora": True}, "max_loras", 4),
+        ("", {"ENABLE_LORA": "1", "MAX_LORAS": "4"}, {}, "max_loras", 4),
+        ("", {"MAX_LORAS": "4", "ENABLE_LORA": "1"}, {}, "max_loras", 4),
+        ("max_loras = 4\n[models.a]\nenable_lora = true", {}, {}, "max_loras", 4),
+        ('device = "auto"', {}, {"-ngl": "0"}, "device", "cpu"),
+        ("", {"N_GPU_LAYERS": "0", "DEVICE": "auto"}, {}, "device", "auto"),
+        ("enable_lora = true", {}, {}, "max_loras", 1),
+    ],
+)
+def test_other_names_have_the_precedence_of_their_source(
+    tmp_path: Path, file: str, variables: dict[str, str], flags: dict[str, Any], name: str, value: Any
+) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(file)
+    environ = {f"STREAMSERVE_{variable}": text for variable, text in variables.items()}
+    (served,) = resolve_served(("a=embedded",), flags, config, environ).models
+    assert getattr(served.model, name) == value
+
+
+def test_variables_of_two_names_are_refused() -> None:
+    environ = {"STREAMSERVE_CTX_SIZE": "256", "STREAMSERVE_MAX_MODEL_LEN": "512"}
+    with pytest.raises(SettingsError, match="ctx_size and max_model_len both set max_model_len: give only"):
+        resolve("embedded", {}, None, environ)
 
 
 def test_flags_files_variables_and_arguments_take_them(

@@ -149,7 +149,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = None,
         lora: str | Sequence[str] = "",
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
@@ -158,8 +158,8 @@ class LLM:
 
         With `use_tqdm`, standard error shows the progress of several prompts.
 
-        `sampling_params`, `priority` (lower is served first), `lora` (the name of a LoRA adapter, "" for
-        none) and `lora_request` (an adapter that is loaded if it is not loaded yet) are one value for all
+        `sampling_params`, `priority` (lower is served first; None: 0), `lora` (the name of a LoRA adapter, ""
+        for none) and `lora_request` (an adapter that is loaded if it is not loaded yet) are one value for all
         prompts, or one per prompt. Without `sampling_params`, `default_sampling` applies; if they are given,
         the checkpoint's values are not used.
 
@@ -174,7 +174,7 @@ class LLM:
             for each in zip(
                 prompt_list,
                 _each(params, count, "sampling parameters"),
-                _each(priority, count, "priorities"),
+                _each(0 if priority is None else priority, count, "priorities"),
                 _each(lora, count, "LoRA adapters"),
                 _each(lora_request, count, "LoRA requests"),
                 strict=True,
@@ -188,7 +188,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = None,
         lora: str | Sequence[str] = "",
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tools: Tools | None = None,

@@ -120,6 +120,8 @@ class Collector:
         self.output = output
         self._tokenizer = tokenizer
         self._detokenize = detokenize
+        self._changed: set[int] = set()
+        self._begun = False
         output.metrics.arrival_time, output.metrics.queued_ts = time.time(), time.monotonic()
 
     def add(self, item: Item) -> None:
@@ -139,6 +141,7 @@ class Collector:
 
     def _add_delta(self, delta: ChoiceDelta) -> None:
         choice, metrics = self.output.outputs[delta.choice], self.output.metrics
+        self._changed.add(delta.choice)
         if delta.tokens:
             metrics.last_token_ts = time.monotonic()
             metrics.num_generation_tokens += len(delta.tokens)
@@ -170,9 +173,19 @@ class Collector:
         ]
         return replace(self.output, outputs=choices, metrics=replace(self.output.metrics))
 
+    @property
+    def complete(self) -> bool:
+        """Whether all choices have ended."""
+        return all(choice.finished() for choice in self.output.outputs)
+
     def take(self) -> RequestOutput:
-        """Return the output since the last call."""
+        """Return the output since the last call: the choices that have changed, and the log-probabilities of
+        the prompt once."""
         taken = self.snapshot()
+        taken.outputs = [choice for choice in taken.outputs if choice.index in self._changed]
+        self._changed.clear()
+        taken.prompt_logprobs = None if self._begun else taken.prompt_logprobs
+        self._begun = True
         for choice in self.output.outputs:
             choice.text, choice.token_ids, choice.logprobs = "", [], None
         return taken

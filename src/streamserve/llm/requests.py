@@ -78,10 +78,11 @@ async def outputs_of(
     async with aclosing(items) as items:
         async for item in items:
             collector.add(item)
-            if isinstance(item, ChoiceDelta) and kind is not RequestOutputKind.FINAL_ONLY:
+            partial = isinstance(item, ChoiceDelta) and not collector.complete
+            if partial and kind is not RequestOutputKind.FINAL_ONLY:
                 yield collector.take() if kind is RequestOutputKind.DELTA else collector.snapshot()
     collector.finish()
-    yield collector.output
+    yield collector.take() if kind is RequestOutputKind.DELTA else collector.output
 
 
 async def output_of(engine: RequestRunner, request: ScriptRequest) -> RequestOutput:

@@ -19,7 +19,6 @@ from streamserve.baselines.routers import ByClass, parse_router
 from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, mixed
-from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.draft_kind import DraftKind, draft_kind
@@ -32,6 +31,7 @@ from streamserve.settings.commands import Use, acting, defaults_in, idle_text, r
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.habits.table import adopt, habits_by_name
+from streamserve.settings.key_digests import digests
 from streamserve.settings.near_names import near_name
 from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
 from streamserve.settings.server_config import ServerConfig
@@ -110,28 +110,31 @@ def gather(
     names = {option.name for option in options()} | {"model"}
     config = config or environ.get(CONFIG_VARIABLE)
     values: dict[str, Any] = _underscored(_from_file(config), config) if config else {}
-    tables = _tables(values.pop("models", {}), names, config)
-    values = _adopted(values, names, f"in {config}") | _from_environment(environ, names)
-    flags = _adopted(overrides or {}, names, "as a flag or argument")
+    tables = values.pop("models", {})
+    values = _adopted(values, names, f"in {config}", {})
+    values |= _from_environment(environ, names, values)
+    flags = _adopted(overrides or {}, names, "as a flag or argument", values)
     refuse_idle(flags, use)
     given = split(values | flags, use)
     if given.idle:
         _log.warning("%s", idle_text(given.idle, use))
     for secret in SECRETS:
         if secret in acting(use):
-            given.acting[secret] = _digests(secret, given.acting, environ)
-    return Given(given.acting, tables, config, flags)
+            given.acting[secret] = digests(secret, given.acting, environ)
+    return Given(given.acting, _tables(tables, names, config, values | flags), config, flags)
 
 
-def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str, dict[str, Any]]:
-    """Return the tables of models with underscored names. Raises SettingsError if one is not a table of
-    settings."""
+def _tables(
+    tables: Any, names: set[str], config: str | Path | None, common: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the tables of models with underscored names. `common` are the settings of all models. Raises
+    SettingsError if one is not a table of settings."""
     named: dict[str, dict[str, Any]] = {}
     for model, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
             raise SettingsError(f"models (in {config}) must be tables: [models.NAME]")
         where = f"in [models.{model}] of {config}"
-        named[model] = _adopted(_underscored(table, where.removeprefix("in ")), names, where)
+        named[model] = _adopted(_underscored(table, where.removeprefix("in ")), names, where, common)
     return named
 
 
@@ -325,72 +328,36 @@ def _from_file(config: str | Path) -> dict[str, Any]:
         raise SettingsError(f"{config} is nested too deeply") from error
 
 
-def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:
+def _from_environment(
+    environ: Mapping[str, str], names: set[str], under: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of the environment. `under` are those of the file."""
     kinds = {option.name: option.kind for option in options()}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
         if variable.startswith(PREFIX) and variable not in (CONFIG_VARIABLE, KERNEL_PATH_VARIABLE):
             name = variable.removeprefix(PREFIX).lower()
-            value = text.split(",") if kinds.get(name) is list else text
-            values |= _adopted({name: value}, names, f"as {variable} in the environment")
-    return values
+            _check_name(name, names, f"as {variable} in the environment")
+            values[name] = text.split(",") if kinds.get(name) is list else text
+    return _adopted(values, names, "in the environment", under)
 
 
-def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return the digests of the keys given as `secret` and in its file; API keys with their tenants. No error
-    message contains a key."""
-    value, file = values.get(secret, ()), values.get(f"{secret}_file")
-    texts = [value] if isinstance(value, str) else list(value)
-    try:
-        resolved = [_from_variable(secret, text, environ) for text in texts]
-        if file is not None:
-            lines = map(str.strip, read_file(file).decode("utf-8-sig").splitlines())
-            file_keys = [line for line in lines if line and not line.startswith("#")]
-            resolved += map(keys.entry, file_keys) if secret in _WITH_TENANTS else file_keys
-            if not file_keys:
-                raise SettingsError(f"{secret}_file = {file!r}: the file contains no key")
-        entries = list(dict.fromkeys(_entry(secret, text) for text in resolved))
-        keys.tenants(entries)  # raises if a key has two tenants
-        return entries
-    except (TypeError, AttributeError) as error:
-        raise SettingsError(f"{secret}: must be strings") from error
-    except OSError as error:
-        raise SettingsError(f"{secret}_file = {file!r}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise error if isinstance(error, SettingsError) else SettingsError(f"{secret}: {error}") from None
+def _check_name(name: str, names: set[str], where: str) -> None:
+    """Raise SettingsError for an unknown name."""
+    if name not in names and name not in habits_by_name():
+        near = near_name(name, [*names, *habits_by_name()])
+        way_on = f"did you mean {near}?" if near else "`streamserve serve --help-all` shows all settings"
+        raise SettingsError(f"there is no setting {name!r:.80} ({where}): {way_on}")
 
 
-_WITH_TENANTS = ("api_key",)
-"""Keys that may have tenants. In a file, a tenant's name may follow any key; in a flag or a variable, it may
-only follow a digest."""
-
-
-def _entry(secret: str, text: str) -> str:
-    """Return a key as its digest, with its tenant if it has one. Raises ValueError if the text is not a valid
-    key."""
-    named = secret in _WITH_TENANTS and text.startswith(keys.PREFIX) and " " in text
-    return keys.entry(text) if named else keys.digest(text)
-
-
-def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
-    """Return the value of the variable NAME for `env:NAME`; any other text is the key itself."""
-    name = text.removeprefix("env:")
-    if name == text:
-        return text
-    if name not in environ:
-        raise SettingsError(f"{secret} = {text!r}: the environment has no such variable")
-    return environ[name]
-
-
-def _adopted(values: Mapping[str, Any], names: set[str], where: str) -> dict[str, Any]:
-    """Return the settings that values mean, and log a warning for each value without effect. Raises
-    SettingsError for an unknown name."""
+def _adopted(
+    values: Mapping[str, Any], names: set[str], where: str, under: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings that values mean, and log a warning for each value without effect. `under` are the
+    settings of sources of lower precedence. Raises SettingsError for an unknown name."""
     for name in values:
-        if name not in names and name not in habits_by_name():
-            near = near_name(name, [*names, *habits_by_name()])
-            way_on = f"did you mean {near}?" if near else "`streamserve serve --help-all` shows all settings"
-            raise SettingsError(f"there is no setting {name!r:.80} ({where}): {way_on}")
-    adopted = adopt(values)
+        _check_name(name, names, where)
+    adopted = adopt(values, under)
     for warning in adopted.warnings:
         _log.warning("%s", warning)
     return adopted.settings

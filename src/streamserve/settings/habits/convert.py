@@ -1,10 +1,12 @@
 """Conversions of other programs' values to settings."""
 
 import json
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any
 
 from streamserve.settings.habits.habit import Convert, Meaning, Refusal
+from streamserve.settings.options import options
 
 _WORDS = {
     "true": True,
@@ -42,7 +44,13 @@ def fixed(value_of: Mapping[str, Any]) -> Convert:
 def unless_automatic(setting: str) -> Convert:
     """Return the conversion of a number of which some values mean the default: -1, 0, auto."""
     automatic = (*_AUTOMATIC, "0", 0)
-    return lambda value, given: Meaning({} if value in automatic else {setting: value})
+    return lambda value, given: Meaning({setting: _default(setting) if value in automatic else value})
+
+
+def _default(setting: str) -> Any:
+    """Return the default of a setting. A value that stands for it replaces other values of the setting, from
+    sources of lower precedence."""
+    return next(option.default for option in options() if option.name == setting)
 
 
 def one_of(setting: str, values: Mapping[str, str], way_on: str = "") -> Convert:
@@ -82,15 +90,15 @@ def length(value: Any, given: Mapping[str, Any]) -> Meaning:
     """Convert a context length: -1, 0 and auto are the model's own; vLLM has 16k for 16,000 and 16K for
     16,384."""
     if value in (*_AUTOMATIC, "0", 0):
-        return Meaning()
-    if isinstance(value, str) and value[:-1].isdigit() and value[-1] in "kK":
+        return Meaning({"max_model_len": _default("max_model_len")})
+    if isinstance(value, str) and value[:-1].isdecimal() and value[-1] in "kK":
         return Meaning({"max_model_len": int(value[:-1]) * (1000 if value[-1] == "k" else 1024)})
     return Meaning({"max_model_len": value})
 
 
-def gpu_layers(value: Any, given: Mapping[str, Any]) -> Meaning:
+def gpu_layers(value: Any, given: ChainMap[str, Any]) -> Meaning:
     """Convert a number of layers on the GPU: with 0, the model runs on the CPU."""
-    if str(value) == "0" and "device" not in given:
+    if str(value) == "0" and "device" not in given.maps[0]:
         return Meaning({"device": "cpu"})
     return Meaning(idle=("the whole model is on the GPU if there is one: see {device}",))
 
@@ -160,6 +168,15 @@ def drafter(value: Any, given: Mapping[str, Any]) -> Meaning:
 def origins(value: Any, given: Mapping[str, Any]) -> Meaning:
     """Convert a list of origins, which vLLM takes as JSON."""
     return Meaning({"cors_origin": _listed(_parsed(value))})
+
+
+def runner(value: Any, given: ChainMap[str, Any]) -> Meaning:
+    """Convert vLLM's runner. What else is given may say of a pooling runner that it scores."""
+    if value != "pooling":
+        return Meaning({"task": value})
+    tasks = ("task", "--task", "hf_overrides", "--hf-overrides")
+    named = any(given.maps[0].get(name) not in (None, {}, "{}") for name in tasks)
+    return Meaning({} if named or given.get("task") == "score" else {"task": "embed"})
 
 
 def reranker(value: Any, given: Mapping[str, Any]) -> Meaning:

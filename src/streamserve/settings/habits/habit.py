@@ -1,6 +1,7 @@
 """The type of a habit: names that another program has for a setting, and what they mean here."""
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,8 +34,9 @@ class Refusal(ValueError):
     """A value that cannot be converted. The message says what to use, in the form of `Habit.here`."""
 
 
-Convert = Callable[[Any, Mapping[str, Any]], Meaning]
-"""Returns the meaning of a value. The second argument has all given values by their names. Raises Refusal."""
+Convert = Callable[[Any, ChainMap[str, Any]], Meaning]
+"""Returns the meaning of a value. The second argument has all given values by their names: those of the same
+source are its first map, then come the settings of sources of lower precedence. Raises Refusal."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The table of habits, and the settings that given values mean."""
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -51,9 +52,10 @@ def habits_by_name() -> Mapping[str, Habit]:
     return named
 
 
-def adopt(given: Mapping[str, Any]) -> Adopted:
+def adopt(given: Mapping[str, Any], under: Mapping[str, Any] | None = None) -> Adopted:
     """Return the settings that `given` values mean: values of settings, and of habits by their names, which
-    are flags as typed or names of settings. None counts as not given.
+    are flags as typed or names of settings. None counts as not given. `under` are the settings of sources of
+    lower precedence: a habit may depend on what else is set.
 
     Raises SettingsError for a habit that is refused, naming what to use, and for a setting that is given
     under two names.
@@ -62,9 +64,10 @@ def adopt(given: Mapping[str, Any]) -> Adopted:
     sources: dict[str, str] = {}
     warnings: list[str] = []
     values = {name: value for name, value in given.items() if value is not None}
+    known = ChainMap(values, dict(under or {}))
     for name, value in values.items():
         habit = habits_by_name().get(name)
-        meant = {name: value} if habit is None else _meant(habit, name, value, values, warnings)
+        meant = {name: value} if habit is None else _meant(habit, name, value, known, warnings)
         for setting, each in meant.items():
             if setting in settings and settings[setting] != each:
                 raise SettingsError(
@@ -75,7 +78,7 @@ def adopt(given: Mapping[str, Any]) -> Adopted:
 
 
 def _meant(
-    habit: Habit, name: str, value: Any, given: Mapping[str, Any], warnings: list[str]
+    habit: Habit, name: str, value: Any, given: ChainMap[str, Any], warnings: list[str]
 ) -> Mapping[str, Any]:
     """Return the settings that a value of a habit means, and append warnings about what has no effect."""
     if any(value == quiet and type(value) is type(quiet) for quiet in habit.quiet):

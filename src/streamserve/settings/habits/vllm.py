@@ -63,7 +63,7 @@ TAKEN = (
     Habit(("--reasoning-parser",), _BOTH, "taken", "{reasoning_parser}, detected by default",
           convert.one_of("reasoning_parser", _REASONING)),
     Habit(("--runner",), _VLLM, "taken", "{task=generate} or {task=embed}, detected by default",
-          convert.one_of("task", {"pooling": "embed", "auto": "auto", "generate": "generate"})),
+          convert.runner),
     Habit(("--task",), _VLLM, "taken", "{task}: generate, embed or score",
           convert.one_of("task", {"embedding": "embed"})),
     Habit(("--is-embedding",), ("sglang",), "taken", "{task=embed}",
