@@ -44,7 +44,7 @@ SIZES: Values = {
     "hidden_act": (*(ABSENT,) * 5, "silu", "gelu"),
     "attention_bias": (ABSENT, False, True),
     "mlp_bias": (ABSENT, False, True),
-    "head_dim": (8, 16, 24),
+    "head_dim": (8, 12, 16, 24),
     "rope_theta": (ABSENT, 1e3, 1e6),
     "partial_rotary_factor": (ABSENT, ABSENT, 1.0),
     ORIGINAL: (*(ABSENT,) * 3, 32),

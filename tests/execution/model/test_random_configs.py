@@ -1,4 +1,5 @@
-"""Models with random configs are computed as transformers computes them, or refused by a field's name."""
+"""Models with random configs are computed as transformers computes them, in plain torch and by the kernels.
+All other configs are refused by a field's name."""
 
 import json
 import random
@@ -8,11 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from streamserve.execution.backends.native.library import ThreadPool, kernels
 from streamserve.protocol.errors import CheckpointError
 from tests.checkpoints import VISION, model_class, randomize
 from tests.conftest import Scale
+from tests.execution.backends.native.forwarding import logits_of as native_logits_of
 from tests.execution.random_configs import FAMILIES, field_names, random_config
 from tests.execution.variants import TEXT, logits_of
+
+
+@pytest.fixture(scope="module")
+def pool() -> ThreadPool | None:
+    """The threads of the kernels; None on a machine without kernels."""
+    library = kernels()
+    return ThreadPool(library, 2) if library else None
 
 
 @torch.inference_mode()
@@ -45,7 +55,7 @@ def logits_or_reason(folder: Path) -> torch.Tensor | str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_random_config_is_computed_as_by_transformers_or_refused_by_name(
-    tmp_path: Path, family: str, scale: Scale
+    tmp_path: Path, family: str, scale: Scale, pool: ThreadPool | None
 ) -> None:
     rng = random.Random(f"{family} {scale.seed}")
     equal, valid, number = 0, 0, 0
@@ -61,7 +71,11 @@ def test_a_random_config_is_computed_as_by_transformers_or_refused_by_name(
         if isinstance(logits, str):
             assert any(name in logits for name in field_names(config)), f"{logits}: {config}"
             continue
-        difference = (logits - expected).abs().max()
-        assert difference < 1e-4, f"{difference}: {config}"
+        assert (logits - expected).abs().max() < 1e-4, config
+        if pool:
+            by_kernels = native_logits_of(tmp_path / str(number), [60], torch.float32, pool)
+            assert (by_kernels - expected).abs().max() < 1e-4 * expected.std().clamp(min=1), config
+            parts = native_logits_of(tmp_path / str(number), [13, 1, 1, 30, 15], torch.float32, pool)
+            assert torch.equal(parts, by_kernels), config
         equal += 1
     assert equal

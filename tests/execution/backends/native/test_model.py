@@ -47,6 +47,25 @@ def test_a_rows_bits_do_not_depend_on_the_batch(shared_checkpoint, pool, path, a
     assert torch.equal(forward(model, attention, spans), torch.cat(alone))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("qwen3", {"head_dim": 12}),
+        ("qwen3", {"head_dim": 30, "num_key_value_heads": 1}),
+        ("olmo2", {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1}),
+        ("gemma2", {"hidden_size": 44, "head_dim": 16}),
+    ],
+    ids=str,
+)
+def test_norms_of_sizes_that_fill_no_vector(shared_checkpoint, pool, architecture, overrides):
+    """Norms of heads and of outputs replace the numbers that they normalize: each number once."""
+    folder = shared_checkpoint(architecture, **overrides)
+    expected = logits_by_transformers(folder)
+    for path in (Path.PORTABLE, None):
+        logits = logits_of(folder, [60], torch.float32, pool(1, path, torch.float32))
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("path", Path)
 def test_sizes_that_fill_no_tile(shared_checkpoint, pool, path):
     """Sizes that fill no tile work, after a larger model has used the same memory."""

@@ -139,7 +139,7 @@ void normalize(const T* from, const float* weight, int size, Norm norm, char* to
             (V::load(weight + i) * (norm.wide ? scaled : round_to<V, T>(scaled))).store(out);
             continue;
         }
-        for (int j = i; j < size; j++) {
+        for (int j = i; j < std::min(size, i + V::lanes); j++) {  // each number once: it may be overwritten
             float scaled = widen(from[j]) * scale;
             put(out[j - i], weight[j] * (norm.wide ? scaled : round_to_type(scaled, T{})));
         }
