@@ -182,6 +182,11 @@ SAID: list[tuple[str, Any, str]] = [
     ),
     ("--hf-token", "hf_secret", "--hf-token: the environment variable `HF_TOKEN`"),
     ("hf_token", "hf_secret", "hf_token: the environment variable `HF_TOKEN`"),
+    (
+        "--lora-modules",
+        ['{"name": "a"}'],
+        "--lora-modules: an adapter must have a name and a path: `--lora NAME=PATH`",
+    ),
     ("--jinja", False, "--no-jinja: the model's chat template is always rendered"),
     ("enable_lora", "maybe", "enable_lora = 'maybe': must be true or false"),
 ]

@@ -104,13 +104,18 @@ def gpu_layers(value: Any, given: ChainMap[str, Any]) -> Meaning:
 
 
 def adapters(value: Any, given: Mapping[str, Any]) -> Meaning:
-    """Convert LoRA adapters: NAME=PATH, or an object with a name and a path, or a list of them."""
+    """Convert LoRA adapters: NAME=PATH, or an object with a name and a path, or a list of them.
+
+    Raises Refusal for an object that lacks one of the two.
+    """
     paths: list[str] = []
     for item in _parts(value):
         parsed = _parsed(item)
         if isinstance(parsed, Mapping):
-            name, path = (parsed.get(key) for key in ("name" if "name" in parsed else "lora_name", "path"))
-            item = f"{name}={path or parsed.get('lora_path')}"
+            name, path = (parsed.get(key) or parsed.get(f"lora_{key}") for key in ("name", "path"))
+            if not name or not path:
+                raise Refusal("an adapter must have a name and a path: {lora=NAME=PATH}")
+            item = f"{name}={path}"
         paths.append(str(item))
     return Meaning({"lora": paths})
 
