@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamserve import (
@@ -272,13 +273,15 @@ def test_the_async_engine_yields_outputs_of_every_kind(llm: LLM) -> None:
 def test_each_part_of_the_output_is_in_one_delta(llm: LLM) -> None:
     """A script that joins the deltas, or counts the choices that end, needs no more than they have."""
     engine: AsyncLLM = llm._llm
-    stops = {"n": 3, "temperature": 1.0, "seed": 2, "max_tokens": 24, "stop": ["."], "prompt_logprobs": 1}
+    given = SamplingParams(
+        n=3, temperature=1.0, seed=2, max_tokens=24, stop=(".",), logprobs=0, prompt_logprobs=1
+    )
 
     async def outputs() -> list[RequestOutput]:
-        params = SamplingParams(**stops, logprobs=0, output_kind=RequestOutputKind.DELTA)
+        params = msgspec.structs.replace(given, output_kind=RequestOutputKind.DELTA)
         return [output async for output in engine.generate("Hello, my name is", params)]
 
-    (whole,) = llm.generate("Hello, my name is", SamplingParams(**stops, logprobs=0))
+    (whole,) = llm.generate("Hello, my name is", given)
     deltas = asyncio.run_coroutine_threadsafe(outputs(), llm._loop).result()
     parts = [choice for output in deltas for choice in output.outputs]
     assert len({len(choice.token_ids) for choice in whole.outputs}) > 1, "they end at different times"
