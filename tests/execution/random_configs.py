@@ -121,7 +121,7 @@ def random_config(rng: random.Random, family: str, vision: dict[str, Any] | None
     """Return a random config of the model type `family`, without `architectures`. If it has a `vision` tower,
     the text model's fields are nested."""
     text_type = rng.choice(TEXT_TYPES.get(family, (family,)))
-    fields = _chosen(rng, SIZES | FAMILIES[family])
+    fields = _chosen(rng, {**SIZES, **FAMILIES[family]})
     spelling = rng.choice(("rope_parameters", "rope_scaling", None))
     if spelling or text_type in ("ministral3", "gpt_oss"):
         fields[spelling or "rope_parameters"] = _rope(rng, fields, text_type)
