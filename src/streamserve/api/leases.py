@@ -17,7 +17,8 @@ _HELD = "held_models"
 
 
 class ModelLease(NamedTuple):
-    """The context of a model, which stays loaded until `release` is called."""
+    """A loaded model in use by a request: its AppContext, and `release`, which ends the use. The model is not
+    unloaded before `release` is called."""
 
     context: AppContext
     release: Callable[[], None]

@@ -92,8 +92,14 @@ def adapt(
 
 
 def corrected(outlook: Outlook, flow: Flow) -> tuple[list[TreeShape], Flow]:
-    """Run the corrected algorithm. With the mean m of the flow vector's rates and their mean deviation v, the
-    depth is d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) (1 - min(load, 0.9))))."""
+    """Run the variant *corrected*: return the same depth for all candidates, and the new state. The depth is
+
+        d = clip(round((base + gain · (2 max(0, m - 2v) - 1) · min(2, scale)) · (1 - min(load, 0.9))))
+
+    * m, v: the mean of the flow vector's acceptance rates, and their mean absolute deviation from it.
+    * base, gain, clip: the constants BASE_DEPTH and GAIN; the limits MIN_DEPTH and MAX_DEPTH.
+    * scale: TARGET / throughput, at least 1. load: the share of sequence slots that are taken.
+    """
     flow = replace(flow, tested=flow.tested + outlook.tested, accepted=flow.accepted + outlook.accepted)
     if flow.tested >= SAMPLE:
         rate = flow.accepted / flow.tested

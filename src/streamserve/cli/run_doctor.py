@@ -59,8 +59,8 @@ def _by_torch() -> list[Finding]:
 
 
 def gpu_findings() -> list[Finding]:
-    """Return whether compiled GPU kernels can be stored, if there is a GPU, and the time that this saves at a
-    start."""
+    """Return the finding about the folder where compiled GPU kernels are cached: whether it can be written,
+    and the compile time that the cache saves at later starts. Return no finding without a GPU."""
     import torch
 
     if not torch.cuda.is_available():

@@ -108,8 +108,8 @@ def plan_ahead(
 
 
 def _only_goes_on(span: Span, sequence: EngineSequence) -> bool:
-    """Whether a sequence gets exactly one new token in the step of `span`, and goes on with it unless it
-    ends."""
+    """Whether a sequence gets exactly one new token in the step of `span`, and the next step only has to
+    compute this token, unless the sequence ends with it."""
     return (
         span.tree is not None
         and len(span.tree.tokens) == 1

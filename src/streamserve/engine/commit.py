@@ -28,9 +28,13 @@ NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for t
 
 
 class StepCommitter:
-    """Commits the results of steps to the sequences of `scheduler`. `eos` has the token ids that end a text.
-    `averages` and `observer` are updated when an output ends, `speculation` when draft tokens become
-    outputs."""
+    """Commits the results of steps to the sequences of `scheduler`.
+
+    * `eos`: token ids that end a text.
+    * `averages`: gets the length of each output that has ended.
+    * `observer`: gets the first output token and the end of each output as lifecycle events.
+    * `speculation`: counts draft tokens that became outputs.
+    """
 
     def __init__(
         self,

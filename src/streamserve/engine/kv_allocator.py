@@ -212,8 +212,9 @@ class KVAllocator:
         return [sequence for sequence in self._sequences.values() if sequence.kv.blocks]
 
     def _claim_slots(self, sequence: EngineSequence) -> bool:
-        """Whether there are sequence slots for `sequence`, in addition to the running sequences that have
-        something to compute. Frees slots by preempting lower-ranked sequences, but only if that suffices."""
+        """Make sequence slots available for `sequence`; return whether there are enough. Running sequences
+        with nothing left to compute take no slots. If slots are missing, lower-ranked sequences are
+        preempted, but only if that frees enough slots."""
         if _slots(self._sequences.values()) <= self._config.max_num_seqs:
             return True
         working = [s for s in self.running() if not s.status.schedulable or s.todo(self._idle)]

@@ -162,7 +162,8 @@ class KVTransferManager:
         return [block for side in (self._outgoing, self._incoming) if side for block in side.held_blocks()]
 
     def faults(self) -> Iterator[str]:
-        """Yield the inconsistencies of the issued and the received reservations."""
+        """Yield a description of each transfer reservation, issued or received, that contradicts the state of
+        its sequence."""
         live = self._scheduler.sequences
         for side in (self._outgoing, self._incoming):
             for sequence in side.sequences() if side else ():

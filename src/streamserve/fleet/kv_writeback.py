@@ -13,9 +13,9 @@ MAX_WRITEBACKS = 16
 def begin_writeback(
     request: OpenRequest, availability: Availability, copies: CacheCopies, now: float
 ) -> None:
-    """Start the write-back of a finished request's full blocks to its prefill worker: a cache copy. Skipped
-    for requests with several choices, which are rarely chats, and if the prefill worker has all full blocks
-    already."""
+    """Start to copy the full KV blocks of a finished request to its prefill worker's cache. No copy is
+    started if the prefill worker already has all full blocks, or if the request has several choices: it is
+    rarely a turn of a chat, so no later turn would use the blocks."""
     workers, writer = availability.workers, request.decode or request.worker
     owner = request.worker if request.decode else availability.topology.prefill_of(writer or "")
     outputs = list(request.outputs.values())

@@ -159,7 +159,8 @@ class Quarantine:
         return self.trial
 
     def suspend(self, now: float) -> tuple[str, ...]:
-        """Suspend the trial for as long as it has lasted; return its members."""
+        """Interrupt the running trial so that other requests are served. No trial begins for as long as this
+        one has run; then its group is tried again. Return the names of the group's requests."""
         assert self.trial is not None
         trial, self.trial = self.trial, None
         self._put_back(trial, trial.group.turns + 1)

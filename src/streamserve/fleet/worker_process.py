@@ -1,9 +1,11 @@
-"""The processes of workers, their journals, and their shared memory for weights. Both kinds of memory outlive
-a worker's process.
+"""The processes of workers, and two kinds of memory that a worker shares with the server. Both outlive the
+worker's process.
 
-memfd of a journal ── inherited ──▶ the worker writes its present state (protocol/journal.py)
-                   ── mapped ─────▶ the server reads it: beats while the worker runs, suspects once it died
-memfd of weights ──── inherited ──▶ the first worker writes, all map (backends/native/weight_arena.py)
+memfd of a journal ── inherited ──▶ the worker records what it computes at present (protocol/journal.py)
+                   ── mapped ─────▶ the server reads it: signs of life while the worker runs; after a crash,
+                                    the requests that were in the last step
+memfd of weights ──── inherited ──▶ the first worker writes the weights, all workers map them
+                                    (backends/native/weight_arena.py)
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""The tokenizer as scripts expect it: with the names of transformers' tokenizers."""
+"""The tokenizer for Python scripts of users: its methods have the names and arguments of Hugging Face
+transformers' tokenizers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -155,10 +155,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     order: Annotated[
         Order,
         about(
-            "scheduling order: slo (by latency target, then by arrival); for comparison arrival (by arrival "
-            "alone), chunked (by arrival, Sarathi-Serve), prefill-first (by arrival, prefill before decode), "
-            "fcfs and stta (batch size limited by the strictest target, AdaServe's baselines), lcas and mcps "
-            "(prompt streams by latest chunk or by computed tokens, Stream2LLM)"
+            "scheduling order: slo (by latency target, then by arrival). The others are for comparison: "
+            "arrival (by arrival alone); chunked (by arrival, as Sarathi-Serve); prefill-first (by arrival, "
+            "prefill before decode); fcfs, stta (AdaServe's baselines: the strictest target limits the batch "
+            "size); lcas (prompt streams with the latest chunk first, from Stream2LLM); mcps (prompt streams "
+            "with the most computed tokens first, from Stream2LLM)"
         ),
     ] = "slo"
     prefill_share: Annotated[
@@ -216,8 +217,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     draft_model: Annotated[
         tuple[str, ...],
         about(
-            "fingerprint of a draft model that draft services may use; may be given several times; by "
-            "default any"
+            "fingerprint of an allowed draft model; draft services with other draft models are not used; may "
+            "be given several times; by default all draft models are allowed"
         ),
     ] = ()
     speculation_mode: Annotated[

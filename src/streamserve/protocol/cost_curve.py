@@ -16,11 +16,13 @@ import msgspec
 
 
 class CostCurve(msgspec.Struct, frozen=True, dict=True):
-    """Seconds of a step: `seconds[i][j]` for `tokens[i]` query tokens and `kv_bytes[j]`, linear between the
-    points. A worker measures its curve, computes with it, and sends it to the fleet.
+    """The predicted seconds of a step, from a measured grid: a step with `tokens[i]` query tokens and
+    `kv_bytes[j]` bytes of KV takes `seconds[i][j]`. Between grid points the curve is linear. A worker
+    measures its curve, predicts its own steps with it, and sends it to the fleet.
 
     The grid was measured with sequences of one or a few query tokens each. A sequence with many query tokens
-    costs `pair_seconds` more for each of its `further_pairs`. Beyond the grid the curve continues with its
+    has more pairs of a query token and an attended token than the grid includes; each such pair costs
+    `pair_seconds` (contracts.cost.further_pairs counts them). Beyond the grid the curve continues with its
     last slope, but with at least `token_seconds` a token and `byte_seconds` a byte: measured curves are
     staircases, and the last slope may be a flat step. The curve never falls.
 

@@ -76,9 +76,13 @@ class Push(msgspec.Struct, tag=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """To the worker that issued the reservation: the KV of the first `groups` KV cache groups has arrived.
-    Continue after the `outputs` of each choice, whose first token came at `began`. Without outputs, retain
-    the KV in the prefix cache."""
+    """A message to the worker that issued the reservation: the KV of the first `groups` KV cache groups has
+    arrived, so the worker can start to decode.
+
+    * `outputs`: the output tokens so far of each choice that the worker decodes. If there are none, the
+      worker only keeps the KV in its prefix cache.
+    * `began`: the time of each choice's first output token.
+    """
 
     request: str
     attempt: AttemptNumber

@@ -99,8 +99,13 @@ def _with_extra(
     mean_output: float,
     share: float | None,
 ) -> list[int]:
-    """Return how many tokens each of `prompts` gets in a step: its `due` tokens or more. All `prompts` have
-    one priority; the step also computes `others` tokens of prompts with more urgent priorities."""
+    """Return how many tokens each of `prompts` gets in a step: its `due` tokens, and perhaps extra tokens.
+    All `prompts` have the same priority.
+
+    The number of extra tokens maximises expected output per second of the step (`chunks`). With a `share`,
+    extra tokens fill this share of the budget instead. The step also computes `others` tokens of prompts with
+    more urgent priorities.
+    """
     decoding, competing = len(batch.requirements), batch.competing(prompts[0].priority)
     remainders = [
         min(uncached(prompt), batch.max_chunk) - least for prompt, least in zip(prompts, due, strict=True)

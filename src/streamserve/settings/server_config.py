@@ -167,8 +167,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     special_tokens_in_messages: Annotated[
         bool,
         about(
-            "encode the texts of special tokens in messages, tools and texts to rank as special tokens; by "
-            "default they are ordinary text"
+            "if a message, a tool or a text to rank contains the text of a special token (such as an "
+            "end-of-turn token), encode it as that special token; by default it is encoded as ordinary text"
         ),
     ] = False
     max_grammar_bytes: Annotated[
@@ -208,13 +208,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admin_key: Annotated[
         tuple[str, ...],
         about(
-            "key for the admin routes, which include loading adapters; in the forms of --api-key. "
-            "Without an admin key, these routes are closed"
+            "key for the admin routes, for example to load adapters; written as for --api-key: the key "
+            "itself, env:NAME or sha256:DIGEST. Without an admin key, the admin routes answer with 403"
         ),
     ] = ()
     admin_key_file: Annotated[str | None, about("file with admin keys, one per line")] = None
     metrics_key: Annotated[
-        tuple[str, ...], about("key for /metrics alone, in the forms of --api-key; API keys open it, too")
+        tuple[str, ...],
+        about(
+            "key that gives access to /metrics only, written as for --api-key; API keys give access to "
+            "/metrics, too"
+        ),
     ] = ()
     metrics_key_file: Annotated[str | None, about("file with metrics keys, one per line")] = None
     share_prefixes: Annotated[

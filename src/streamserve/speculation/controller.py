@@ -80,12 +80,12 @@ NOTHING_VERIFIED = Verification()
 
 
 class SpeculationBatch(NamedTuple):
-    """A step before drafting.
+    """A planned step for which the policy has not chosen draft tokens yet.
 
     * `candidates`: the decoding requests that may have draft tokens.
     * `requirements`: the latency requirements of all decoding requests, by id, in service order.
     * `query_tokens`: query tokens of the step without draft tokens. `kv_tokens`: KV tokens that it reads.
-    * `nodes`: maximum draft tokens of each request. `budget`: maximum draft tokens of all together.
+    * `nodes`: maximum draft tokens of each request. `budget`: maximum draft tokens of all requests together.
     * `load`: the share of sequence slots that are taken.
     """
 

@@ -120,7 +120,8 @@ class _Bin:
         return self.suppressed and not self.trial and self.waited < self.wait
 
     def allows(self) -> bool:
-        """Count a step for which the policy proposes draft tokens; returns whether they are to be drafted."""
+        """Return whether the draft tokens that the policy proposes for a step may be drafted. Each call
+        counts as one step of a running trial; a call may begin or end a trial."""
         if not self.suppressed:
             return True
         if self.trial:
@@ -151,8 +152,8 @@ class ThroughputGuard:
         """Whether the latest call of `allows` or `refuses` suppressed speculation."""
 
     def allows(self, requests: int) -> bool:
-        """Count a step of `requests` decoding requests for which the policy proposes draft tokens; returns
-        whether they are to be drafted."""
+        """Return whether the draft tokens that the policy proposes for a step of `requests` decoding requests
+        may be drafted. Each call counts as one step of a running trial."""
         self.suppressing = not self._bin(requests).allows()
         return not self.suppressing
 

@@ -118,7 +118,8 @@ class RemoteDrafter:
             self._fallback.begin(requests)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
-        """Return the trees that arrive within the time for which waiting pays, and by `deadline`."""
+        """Wait for the requested trees; return the trees that have arrived, by sequence id. The wait ends at
+        `deadline`, or earlier when it has lasted as long as is worthwhile for the services' usual times."""
         self._receive(0)
         limits = {
             service: self.waiting.limit(service, usual) for service, usual in self.client.usual().items()

@@ -26,11 +26,11 @@ _INCIDENTS = {
     "workers_adopted": ("adopted", "Workers taken over from another head, with their weights and caches."),
     "resumed_outputs": (
         "resumed_outputs",
-        "Repeated requests that began with output tokens kept by workers of another head.",
+        "Repeated requests that began with output tokens of an earlier attempt under another head server.",
     ),
     "resumed_output_tokens": (
         "resumed_tokens",
-        "Output tokens kept by workers of another head, which were not computed again.",
+        "Output tokens that workers had computed under another head server and that were reused.",
     ),
     "observer_failures": ("observer_failures", "Timelines and traces that failed and were disabled."),
 }

@@ -12,7 +12,8 @@ from streamserve.api.metrics.worker_metrics import PREFIX, MetricFamily, family
 
 
 class ModelState(Protocol):
-    """One model of a pool: its state in a word, its bytes once it is loaded, and counts."""
+    """What is measured of one model of a pool: its state in a word, its memory in bytes once it is loaded,
+    how often it was loaded and unloaded, and the time of the last load."""
 
     @property
     def state(self) -> str: ...

@@ -160,14 +160,14 @@ class WorkerMetrics(Collector):
         early = report.computed_before
         yield self._counter(
             "stream_early_tokens",
-            "Tokens of finished prompt streams that were computed before the prompt was finished.",
+            "Prompt tokens of prompt streams that were computed before the client finished the prompt.",
             early,
         )
         share = early / report.tokens if report.tokens else 0.0
         yield self._gauge(
             "stream_early_share",
-            "Share of the tokens of finished prompt streams that were computed before the prompt was "
-            "finished.",
+            "Share of prompt tokens of prompt streams that were computed before the client finished the "
+            "prompt.",
             share,
         )
 

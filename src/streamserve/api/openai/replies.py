@@ -135,7 +135,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Custom(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a custom tool. Its input is text, which a stream has as a whole."""
+    """A call of a custom tool. Its input is text. A stream sends the whole input in one event."""
 
     name: str
     input: str

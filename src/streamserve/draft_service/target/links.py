@@ -197,7 +197,8 @@ class ServiceLink:
         ))]  # fmt: skip
 
     def send(self, message: ToService, now: float, answered: bool = True) -> ServiceMessage:
-        """Return a message to send; if `answered`, an answer to it is expected."""
+        """Address a message to this link's service, and return it for the caller to send. If `answered`, the
+        wait for an answer begins now, unless an earlier message is still unanswered."""
         if answered and self.unanswered is None:
             self.unanswered = now
         return ServiceMessage(self.number, message)

@@ -22,7 +22,8 @@ def vector_bytes(dim: int, dtype: torch.dtype, quantized: bool) -> int:
 
 
 def quantize_vectors(vectors: Tensor) -> Tensor:
-    """Return vectors [..., dim] of any dtype in stored form: int8 [..., dim + 4]."""
+    """Quantize vectors [..., dim] of any dtype to int8 [..., dim + 4]: `dim` integers, then the 4 bytes of
+    the float32 scale."""
     numbers = vectors.float()
     scale = numbers.abs().amax(-1, keepdim=True) / LARGEST
     scale = scale.masked_fill(scale < torch.finfo(torch.float32).tiny, 0.0)

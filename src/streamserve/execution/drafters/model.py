@@ -181,7 +181,8 @@ class ModelDrafter:
         self.compiled = self._passes.firsts > firsts
 
     def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> bool:
-        """Implement DeviceDrafter.draft_ahead."""
+        """Begin to draft chains after the tokens that the running step will yield: see
+        DeviceDrafter.draft_ahead. Return whether kernels were compiled or graphs captured."""
         spans = [
             self._rows(request, request.length, [0] * (1 + nodes))
             for request, nodes in zip(requests, verified, strict=True)
@@ -351,8 +352,10 @@ def _chain_length(tree: _TreeBuilder) -> int:
 
 
 def _adjust(rows: Sequence[tuple[_TreeBuilder, int]], logits: Tensor) -> tuple[dict[int, Scores], list[int]]:
-    """Return the adjusted scores of nodes of requests with a path state, by row, and the rows on whose path
-    the text has ended."""
+    """Apply the request's penalties, logit bias and grammar to the draft model's `logits`, for requests that
+    have any (a `PathState`); row i belongs to node `rows[i]` of a tree. Return the resulting scores by row,
+    and the rows that get no further draft tokens: the text ends on the path to the node, or the grammar does
+    not allow the path."""
     adjusted: dict[int, Scores] = {}
     ended: list[int] = []
     for row, (tree, node) in enumerate(rows):

@@ -141,8 +141,8 @@ class _Loader:
         )
 
     def embedding(self, within_head: bool) -> Tensor:
-        """Return the embedding. It has no rows if the head has them (`within_head`) and the store is
-        complete."""
+        """Return the embedding matrix. `within_head`: the output head uses the same matrix. If so, and all
+        weights are already stored, return a matrix without rows: the stored head has the numbers."""
         if not within_head:
             return self._store.tensor(EMBEDDING, lambda: self._tensor(EMBEDDING.removesuffix(".weight")))
         if self._store.complete:

@@ -129,7 +129,8 @@ def build(folder: Path | None = None, flags: Sequence[str] | None = None) -> Pat
 
 
 def _built(folder: Path, compiler: str, flags: Sequence[str]) -> Path:
-    """Return the library of this compiler, from the cache or compiled now. Raises the errors of `build`."""
+    """Return the path of the kernels' library that `compiler` makes with `flags`. If it is not in the cache,
+    it is compiled now. Raises the errors of `build`."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -102,7 +102,8 @@ class NativeLinear:
         return linear
 
     def stored(self, write: Callable[[Tensor], ArenaTensor]) -> StoredLinear:
-        """Store the tensors by `write`, and return the entry for `of_stored`."""
+        """Store each tensor of this map with `write`. Return the index entry from which `of_stored` restores
+        the map in another process."""
         return StoredLinear(
             self.format,
             str(self.dtype).removeprefix("torch."),

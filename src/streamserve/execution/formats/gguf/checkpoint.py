@@ -115,7 +115,8 @@ class GgufCheckpoint:
             log.info("%s: %d matrices are rounded to %s: %s", self.path, len(rounded), to, names)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor of floats; float32 for all others, whose numbers it can represent."""
+        """Return a dtype that represents a tensor's numbers: its stored dtype if it is stored as floats,
+        float32 if it is stored in blocks of integers."""
         return FLOATS.get(self._model.tensors[self._stored(name)].type.name, torch.float32)
 
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:

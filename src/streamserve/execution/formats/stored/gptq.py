@@ -40,8 +40,12 @@ MODULES = "modules_in_block_to_quantize"
 
 @dataclass(frozen=True)
 class GPTQ:
-    """The format of `weights` of 4 or 8 bits. `missing` is to be added to stored zero points. `ordered`:
-    whether the inputs of a group need not be adjacent, so that g_idx is required."""
+    """GPTQ storage of `weights` of 4 or 8 bits.
+
+    * `missing`: what must be added to a stored zero point to get the true zero point.
+    * `ordered`: whether the checkpoint must have `g_idx`, because a group may consist of any inputs.
+      Otherwise the inputs of a group are adjacent.
+    """
 
     weights: WeightFormat
     missing: int

@@ -31,7 +31,8 @@ def _expand(
     PARTS: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, MINIMUMS: tl.constexpr,
     PAIRS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write the floats of a chunk of inputs, for COLUMNS outputs after `first`, to `out` [outputs, K]."""
+    """Dequantize a tile of the packed weight into `out` [outputs, K]: one chunk of inputs of COLUMNS outputs.
+    Row 0 of `out` is the weight's output `first`."""
     BITS: tl.constexpr = 16 // PARTS
     chunk = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
