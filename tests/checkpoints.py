@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def make_checkpoint(
     folder also holds a byte-level tokenizer with a chat template. Equal arguments are made once (see
     artifact_cache.py); the files in `folder` are copies, which a test may change.
     """
-    fields = {**_SIZES, **overrides}
+    fields = deepcopy({**_SIZES, **overrides})  # transformers writes into the rope parameters it is given
 
     def make(made: Path) -> None:
         _make_model(made, architecture, dtype, seed, max_shard_size, fields)

@@ -9,7 +9,7 @@ from streamserve.workers.__main__ import LEASE_EXIT_STATUS
 
 LEASE_SECONDS = 0.5
 PROGRAM = """
-import ctypes, os, sys, threading
+import ctypes, os, threading
 from streamserve.protocol.lease import Lease
 from streamserve.workers.__main__ import exit_with_parent
 
@@ -17,7 +17,7 @@ threading.Thread(target=exit_with_parent, args=(0, lambda: True, None, Lease()),
 for _ in range(5):
     ctypes.PyDLL(None).usleep(700_000)  # no other thread runs, as while a library is imported
 print("alive", flush=True)
-sys.stdin.read()
+threading.Event().wait()  # only the other thread reads the pipe
 """
 
 
