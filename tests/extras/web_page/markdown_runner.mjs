@@ -48,7 +48,7 @@ function time(text) {
 function measure([before, repeated, after]) {
   const text = (length) => before + repeated.repeat(Math.ceil(length / repeated.length)) + after;
   let growth = Infinity, cost = Infinity;
-  for (let i = 0; i < ATTEMPTS && (growth >= 8 || cost >= 40); i += 1) {
+  for (let i = 0; i < ATTEMPTS && (growth >= 12 || cost >= 40); i += 1) {
     const [part, whole, ordinary] = [text(characters), text(4 * characters), ORDINARY.repeat((4 * characters) / ORDINARY.length)].map(time);
     growth = Math.min(growth, whole / part);
     cost = Math.min(cost, whole / ordinary);
