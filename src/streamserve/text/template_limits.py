@@ -332,7 +332,10 @@ def _sum(
     total = start
     for item in items:
         _count_length(_length(total) + _length(item))
-        total = total + item
+        if isinstance(total, list) and isinstance(item, list) and total is not start:
+            total += item  # a list of this function: a new one for each item would take most of the time
+        else:
+            total = total + item
     return total
 
 
