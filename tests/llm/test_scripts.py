@@ -239,6 +239,17 @@ def test_what_is_not_supported_says_what_to_use(llm: LLM, call: Any, error: str)
         call(llm)
 
 
+def test_arguments_of_other_types_are_refused_by_name(llm: LLM) -> None:
+    parameters: Any = {"temperature": 0}
+    with pytest.raises(TypeError, match="must be SamplingParams, not dict"):
+        llm.generate("a", parameters)
+    text: Any = b"abc"
+    with pytest.raises(TypeError, match=r"prompts must be a string, .*, not b'abc'"):
+        llm.generate(text)
+    with pytest.raises(TypeError, match="a prompt must be a text or token ids, not bytes"):
+        llm.generate([text])
+
+
 def test_a_model_that_generates_neither_embeds_nor_scores(llm: LLM) -> None:
     with pytest.raises(RequestError, match='this model does not embed: give task="embed"'):
         llm.embed("x")

@@ -72,7 +72,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt or several as a list. Token ids may be any Integral type, such as numpy's."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
+    is_list = isinstance(prompts, Sequence) or hasattr(prompts, "__array__")
+    if not is_list or isinstance(prompts, bytes | bytearray):
         raise TypeError(
             "prompts must be a string, token ids, a mapping with prompt or prompt_token_ids, or a list of "
             f"them, not {prompts!r:.80}"
@@ -98,6 +99,8 @@ def _read_mapping(prompt: Mapping[str, Any]) -> ReadPrompt:
 
 def _token_ids(prompt: Any) -> list[int]:
     try:
+        if isinstance(prompt, bytes | bytearray):  # its elements are integers, too
+            raise TypeError
         return [operator.index(token) for token in prompt]
     except TypeError:
         raise TypeError(f"a prompt must be a text or token ids, not {type(prompt).__name__}") from None

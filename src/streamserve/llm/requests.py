@@ -46,7 +46,7 @@ class RequestRunner(Protocol):
 @dataclass(frozen=True)
 class ScriptRequest:
     """A request of a script. `lora` is the name of a loaded adapter; `lora_request` is loaded if it is not
-    loaded yet, and takes precedence."""
+    loaded yet, and takes precedence. Raises TypeError for parameters of another type."""
 
     request_id: str
     prompt: Prompt
@@ -54,6 +54,10 @@ class ScriptRequest:
     priority: int = 0
     lora: str = ""
     lora_request: LoRARequest | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.params, SamplingParams):
+            raise TypeError(f"sampling parameters must be SamplingParams, not {type(self.params).__name__}")
 
 
 async def outputs_of(
